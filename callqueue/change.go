@@ -2,10 +2,12 @@ package callqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // NotFoundError says which calls do not exist. errors.Is finds [ErrNotFound] in it.
@@ -27,6 +29,8 @@ type ChangeResult struct {
 	Status  Status `json:"status"` // now, or the last that it had
 	// Open says that an attempt of the call has not ended. After Cancel, one that has started.
 	Open bool `json:"open"`
+	// DuplicateOf is why a Retry left the call alone: this unfinished call of its queue has its unique key by now. Nil: none has.
+	DuplicateOf *int64 `json:"duplicate_of"`
 }
 
 // Cancel ends calls that have not ended. A call that waits is not made. A call that was handed over but has not started will not
@@ -46,13 +50,13 @@ const cancelSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, q.status IN ('done', 'failed', 'cancelled') AS ended,
         o.call_id IS NOT NULL AND q.id <> ALL($2::bigint[]) AS claimed,
-        o.started_at IS NOT NULL AS open
+        o.started_at IS NOT NULL AS open, NULL::bigint AS duplicate_of
     FROM call_queue q
     LEFT JOIN call_open o ON o.call_id = q.id
     WHERE q.id = ANY($1::bigint[])
 ), changed AS (
     UPDATE call_queue q
-    SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL
+    SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL, ended_key = q.unique_key
     FROM call c
     WHERE q.id = c.id AND NOT c.ended AND NOT c.claimed
     RETURNING q.id, q.status
@@ -78,32 +82,57 @@ WHERE c.ended OR NOT c.claimed`
 
 // Retry makes calls that failed or were cancelled wait again, as if they were new. Earlier failures no longer count
 // towards max_attempts, and an ExpiresAt that has passed is removed. Earlier attempts stay in the ledger and stay
-// charged; the next one uses the limits again. The unique key went when the call ended, and does not come back.
-// Retry leaves other calls alone: those that have not ended, are done, or were cancelled and still run.
+// charged; the next one uses the limits again. A call takes its unique key back. Retry leaves other calls alone: those that have not
+// ended, are done, or were cancelled and still run, and those whose unique key another call has by now.
 //
 // The role needs SELECT and UPDATE on call_queue, and SELECT on call_open.
 func (c *Client) Retry(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
-	return c.retry(ctx, ids, StatusFailed, StatusCancelled)
+	return c.RetryWith(ctx, RetryOptions{}, ids...)
 }
 
 // RetryDone is like [Client.Retry], but also makes calls once more that are done.
 func (c *Client) RetryDone(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
-	return c.retry(ctx, ids, StatusFailed, StatusCancelled, StatusDone)
+	return c.RetryWith(ctx, RetryOptions{Done: true}, ids...)
 }
 
-func (c *Client) retry(ctx context.Context, ids []int64, of ...Status) ([]ChangeResult, error) {
-	return change{what: "retry calls", sql: retrySQL, args: []any{of}}.run(ctx, c, ids)
+// RetryOptions say how calls are made again.
+type RetryOptions struct {
+	Done bool // calls that are done too
+	// NewKey gives each call another Idempotency-Key, as one that is inserted now has. It is for an API that answers a key as it
+	// did the first time. A request that may have been carried out is then carried out twice.
+	NewKey bool
+}
+
+// RetryWith is like [Client.Retry], with options.
+func (c *Client) RetryWith(ctx context.Context, o RetryOptions, ids ...int64) ([]ChangeResult, error) {
+	of := []Status{StatusFailed, StatusCancelled}
+	if o.Done {
+		of = append(of, StatusDone)
+	}
+	return change{what: "retry calls", sql: retrySQL, args: []any{of, o.NewKey}}.run(ctx, c, ids)
 }
 
 // The calls $1 are locked, so no claim opens an attempt of them. An attempt that is being closed counts as open: its
 // closing waits for the call's lock.
-const retrySQL = callsSQL + `, changed AS (
+// Of those that had the same unique key, the first takes it back.
+const retrySQL = `
+WITH ended AS MATERIALIZED (
+    SELECT q.id, q.status, coalesce(q.queue, 'default') AS queue, q.ended_key, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open
+    FROM call_queue q
+    WHERE q.id = ANY($1::bigint[])
+), call AS MATERIALIZED (
+    SELECT id, status, open, fit, CASE WHEN fit AND ended_key IS NOT NULL THEN coalesce(
+        (SELECT u.id FROM call_queue u WHERE coalesce(u.queue, 'default') = e.queue AND u.unique_key = e.ended_key),
+        nullif(min(id) FILTER (WHERE fit) OVER (PARTITION BY queue, ended_key), id)) END AS duplicate_of
+    FROM (SELECT *, NOT open AND status = ANY($2::text[]) AS fit FROM ended) e
+), changed AS (
     UPDATE call_queue q
     SET status = 'new', failed_count = 0, retried_after = q.attempts, run_at = clock_timestamp(), error_message = NULL,
-        finished_at = NULL, failed_at = NULL,
-        expires_at = CASE WHEN q.expires_at > clock_timestamp() THEN q.expires_at END
+        finished_at = NULL, failed_at = NULL, unique_key = q.ended_key, ended_key = NULL,
+        expires_at = CASE WHEN q.expires_at > clock_timestamp() THEN q.expires_at END,
+        created_at = CASE WHEN $3 THEN clock_timestamp() ELSE q.created_at END -- the Idempotency-Key is made of it
     FROM call c
-    WHERE q.id = c.id AND NOT c.open AND c.status = ANY($2::text[])
+    WHERE q.id = c.id AND c.fit AND c.duplicate_of IS NULL
     RETURNING q.id, q.status
 )` + resultsSQL
 
@@ -128,12 +157,12 @@ const deleteSQL = callsSQL + `, changed AS (
 const (
 	callsSQL = `
 WITH call AS MATERIALIZED (
-    SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open
+    SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open, NULL::bigint AS duplicate_of
     FROM call_queue q
     WHERE q.id = ANY($1::bigint[])
 )`
 	resultsSQL = `
-SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status, c.open
+SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status, c.open, c.duplicate_of
 FROM call c
 LEFT JOIN changed d ON d.id = c.id`
 )
@@ -153,9 +182,13 @@ const mostLocked = 500
 func (ch change) run(ctx context.Context, c *Client, ids []int64) ([]ChangeResult, error) {
 	done := make(map[int64]*ChangeResult, len(ids))
 	var failure error
+	turns := 0
 	for some := range slices.Chunk(slices.Compact(slices.Sorted(slices.Values(ids))), mostLocked) {
 		for len(some) > 0 && failure == nil {
 			some, failure = ch.turn(ctx, c, some, done)
+			if pgErr, ok := errors.AsType[*pgconn.PgError](failure); ok && pgErr.ConstraintName == "call_queue_unique_idx" && turns < 10 {
+				turns, failure = turns+1, nil // somebody has just inserted a call with the unique key of one: now it is seen
+			}
 		}
 	}
 	list, missing := make([]ChangeResult, 0, len(done)), []int64(nil)
@@ -203,7 +236,7 @@ func (ch change) turn(ctx context.Context, c *Client, ids []int64, done map[int6
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return ids, err
 	}
 	for _, result := range found {
 		done[result.ID] = result

@@ -202,3 +202,123 @@ func TestChangesRace(t *testing.T) {
 	ledgertest.Want(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
 	verified(t, pool)
 }
+
+// A call that is retried takes its unique key back, by every way in which it had ended; while another call has it, it is left alone.
+func TestRetryTakesTheKeyBack(t *testing.T) {
+	t.Parallel()
+	client, pool := newClient(t)
+	insert := func() (int64, error) { return client.Insert(t.Context(), callqueue.Call{UniqueKey: "order-1"}) }
+	retry := func(ids ...int64) (changed []bool, of []int64) {
+		t.Helper()
+		results, err := client.Retry(t.Context(), ids...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			changed = append(changed, r.Changed)
+			if r.DuplicateOf != nil {
+				of = append(of, *r.DuplicateOf)
+			}
+		}
+		return changed, of
+	}
+	cancel := func(id int64) {
+		t.Helper()
+		if _, err := client.Cancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must := func(id int64, err error) int64 {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	first := must(insert())
+	cancel(first)
+	second := must(insert())
+	if changed, of := retry(first); changed[0] || !slices.Equal(of, []int64{second}) {
+		t.Errorf("while another call has the key: %v, %v", changed, of)
+	}
+	cancel(second)
+	if changed, of := retry(second, first); !slices.Equal(changed, []bool{false, true}) || !slices.Equal(of, []int64{first}) {
+		t.Errorf("two that had the key: %v, %v", changed, of)
+	}
+	if id, err := insert(); !errors.Is(err, callqueue.ErrDuplicate) || id != first {
+		t.Errorf("inserted %d, %v, want a duplicate of %d", id, err, first)
+	}
+
+	// By a close.
+	third := ledgertest.Open(t, pool)
+	ledgertest.Exec(t, pool, `UPDATE call_queue SET unique_key = 'order-3' WHERE id = $1`, third)
+	ledgertest.Start(t, pool, ledgertest.Request(third, 7))
+	ledgertest.Close(t, pool, ledger.Closing{CallID: third, Attempt: 1, Token: 7, Outcome: callqueue.OutcomePermanent, Status: callqueue.StatusFailed, Failed: true, Arrival: &limit.Arrival{}})
+	ledgertest.Want(t, pool, `SELECT status = 'failed' AND unique_key IS NULL AND ended_key = 'order-3' FROM call_queue WHERE id = $1`, third)
+	if changed, _ := retry(third); !changed[0] {
+		t.Error("it was not retried")
+	}
+	ledgertest.Want(t, pool, `SELECT unique_key = 'order-3' AND ended_key IS NULL FROM call_queue WHERE id = $1`, third)
+}
+
+// Whoever retries a call while others insert its key: one of them has it.
+func TestRetryBesideInserts(t *testing.T) {
+	t.Parallel()
+	client, pool := newClient(t)
+	for range 20 {
+		ledgertest.Exec(t, pool, `TRUNCATE call_queue`)
+		ended, err := client.Insert(t.Context(), callqueue.Call{UniqueKey: "k"})
+		if err == nil {
+			_, err = client.Cancel(t.Context(), ended)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var both sync.WaitGroup
+		both.Go(func() {
+			if _, err := client.Retry(t.Context(), ended); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Go(func() {
+			if _, err := client.Insert(t.Context(), callqueue.Call{UniqueKey: "k"}); err != nil && !errors.Is(err, callqueue.ErrDuplicate) {
+				t.Error(err)
+			}
+		})
+		both.Wait()
+		ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_queue WHERE unique_key = 'k'`)
+		ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_queue WHERE status = 'new'`)
+	}
+}
+
+// With a new key a call counts as inserted now: that is what its Idempotency-Key is made of.
+func TestRetryWithANewKey(t *testing.T) {
+	t.Parallel()
+	client, pool := newClient(t)
+	id, err := client.Insert(t.Context(), callqueue.Call{})
+	if err == nil {
+		_, err = client.Cancel(t.Context(), id)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	created := func() (at time.Time) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), `SELECT created_at FROM call_queue WHERE id = $1`, id).Scan(&at); err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	before := created()
+	for _, newKey := range []bool{false, true} {
+		if _, err := client.RetryWith(t.Context(), callqueue.RetryOptions{NewKey: newKey}, id); err != nil {
+			t.Fatal(err)
+		}
+		if got := created(); got.After(before) != newKey {
+			t.Errorf("new key %v: created at %s, before %s", newKey, got, before)
+		}
+		if _, err := client.Cancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -196,7 +196,7 @@ RETURNING call_id, attempt, message_no, claimed_at`
 // refuseSQL fails calls that can never be made as they are. They get no attempt and use no unit.
 const refuseSQL = `
 UPDATE call_queue q
-SET status = 'failed', error_message = r.reason, unique_key = NULL,
+SET status = 'failed', error_message = r.reason, unique_key = NULL, ended_key = unique_key,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM unnest(@ids::bigint[], @reasons::text[]) AS r (id, reason)
 WHERE q.id BETWEEN r.id AND r.id AND q.status IN ('new', 'error')`

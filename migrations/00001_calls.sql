@@ -39,6 +39,7 @@ CREATE TABLE call_queue (
     task          text        DEFAULT 'http',
     key           text        DEFAULT '',
     unique_key    text,
+    ended_key     text, -- the unique key that an ended call had: a retry takes it back
     error_message text,
     call_data     jsonb       DEFAULT '{}',
     -- Set by an operator's retry: attempts up to this one no longer count, neither in failed_count nor as how the call

@@ -240,17 +240,19 @@ func callsRetryCommand(a *app) *cobra.Command {
 What they sent before stays counted, and what they send now counts too. Calls that are done are made again
 only with --done or --status done.
 
-A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs.`,
+A call cannot be retried while one of its attempts is open, for example after it was cancelled and still runs; nor
+while another unfinished call has its unique key, which it takes back.
+
+A call keeps its Idempotency-Key. An API that remembers keys answers it as it did the first time: a 402 stays a 402.
+Then use --new-key, and only where the API has not carried the request out, for it would do so twice.`,
 		allowed: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
 		usual:   []callqueue.Status{callqueue.StatusFailed},
 	}
 	c.apply = func(client *callqueue.Client, ctx context.Context, ids ...int64) ([]callqueue.ChangeResult, error) {
-		if c.done {
-			return client.RetryDone(ctx, ids...)
-		}
-		return client.Retry(ctx, ids...)
+		return client.RetryWith(ctx, callqueue.RetryOptions{Done: c.done, NewKey: c.newKey}, ids...)
 	}
 	cmd := changeCommand(a, c)
+	cmd.Flags().BoolVar(&c.newKey, "new-key", false, "with a new Idempotency-Key, for an API that answers a key as it did the first time")
 	cmd.Flags().BoolVar(&c.done, "done", false, "calls that are done too")
 	return cmd
 }
@@ -276,6 +278,7 @@ type change struct {
 	asks       bool               // also about calls given by id, for it cannot be undone
 	makes      callqueue.Status   // a call that has it already is no failure; "": there is none
 	done       bool               // calls that are done too
+	newKey     bool               // with a new Idempotency-Key
 	apply      func(*callqueue.Client, context.Context, ...int64) ([]callqueue.ChangeResult, error)
 }
 
@@ -322,7 +325,11 @@ func (c *change) byID(ctx context.Context, db *database, args []string) error {
 	return db.within(ctx, func(ctx context.Context) error {
 		results, failure := c.apply(db.calls, ctx, ids...)
 		err := table[callqueue.ChangeResult]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(r callqueue.ChangeResult) []any {
-			return []any{r.ID, r.Changed, statusText(r.Status, r.Open)}
+			status := statusText(r.Status, r.Open)
+			if r.DuplicateOf != nil {
+				status += fmt.Sprintf(", call %d has its unique key", *r.DuplicateOf)
+			}
+			return []any{r.ID, r.Changed, status}
 		}}.show(db.app, results, nil)
 		if err != nil || failure != nil {
 			return cmp.Or(err, failure)

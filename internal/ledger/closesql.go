@@ -53,7 +53,8 @@ const (
         run_at        = CASE WHEN e.delay IS NULL OR q.status <> 'dispatched' THEN q.run_at ELSE e.now + e.delay END,
         finished_at   = CASE WHEN e.status = 'new' THEN q.finished_at ELSE e.now END,
         failed_at     = CASE WHEN e.status = 'failed' AND q.status = 'dispatched' THEN e.now ELSE q.failed_at END,
-        unique_key    = CASE WHEN e.status IN ('new', 'error') THEN q.unique_key END
+        unique_key    = CASE WHEN e.status IN ('new', 'error') THEN q.unique_key END,
+        ended_key     = CASE WHEN e.status IN ('new', 'error') THEN q.ended_key ELSE coalesce(q.unique_key, q.ended_key) END
     FROM (SELECT call_id, attempt, status, failed, error, now, delay FROM removed OFFSET 0) e
     WHERE q.id BETWEEN e.call_id AND e.call_id AND q.attempts = e.attempt AND q.status IN ('dispatched', 'cancelled')
 )`

@@ -53,7 +53,7 @@ WITH late AS MATERIALIZED (
     SELECT id, status, expires_at FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED
 )
 UPDATE call_queue q
-SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL,
+SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL, ended_key = unique_key,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM late
 WHERE q.id BETWEEN late.id AND late.id AND late.status IN ('new', 'error') AND late.expires_at <= clock_timestamp()`
