@@ -30,7 +30,7 @@ type ChangeResult struct {
 	// Open says that an attempt of the call has not ended. After Cancel, one that has started.
 	Open bool `json:"open"`
 	// DuplicateOf is why a Retry left the call alone: this unfinished call of its queue has its unique key by now. Nil: none has.
-	DuplicateOf *int64 `json:"duplicate_of"`
+	DuplicateOf *int64 `json:"duplicate_of,omitempty"`
 }
 
 // Cancel ends calls that have not ended. A call that waits is not made. A call that was handed over but has not started will not
