@@ -195,7 +195,7 @@ func TestEnqueueFileAgain(t *testing.T) {
 func TestEnqueueFilesInOppositeOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	const n = 4000
+	const n = 1500
 	up, down := w, w
 	for i := range n {
 		up.stdin += fmt.Sprintf(`{"unique_key": "k%d"}`+"\n", i)

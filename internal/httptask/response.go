@@ -31,6 +31,7 @@ type answer struct {
 	Encoding     string         `json:"encoding,omitempty"`      // base64, where the body is no text
 	Truncated    bool           `json:"truncated"`               // it is longer than what is kept
 	Cut          bool           `json:"cut,omitempty"`           // it ended early: fewer bytes than announced, broken, or not in time
+	CutReason    string         `json:"cut_reason,omitempty"`    // why
 	HeadersError string         `json:"headers_error,omitempty"` // why they could not be read; the body is cut, too
 }
 
@@ -58,7 +59,9 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	}
 	data, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)))
 	long := len(data) == limit
-	a.Cut = err != nil
+	if a.Cut = err != nil; a.Cut {
+		a.CutReason = readable(secrets.redact(err.Error(), false), 200)
+	}
 	if headers, ok := errors.AsType[*headersError](err); ok {
 		a.HeadersError = readable(secrets.redact(headers.Error(), false), maxBody)
 	}

@@ -271,12 +271,13 @@ func TestCutAnswers(t *testing.T) {
 				var got struct {
 					Body           string
 					Truncated, Cut bool
+					CutReason      string `json:"cut_reason"`
 					HeadersError   string `json:"headers_error"`
 				}
 				if err := json.Unmarshal(s.Result, &got); err != nil {
 					t.Fatalf("%s: %v", s.Result, err)
 				}
-				if got.Body != c.body || got.Cut != c.cut || got.Truncated != c.truncated || (got.HeadersError != "") != (c.name == "headers") {
+				if got.Body != c.body || got.Cut != c.cut || (got.CutReason != "") != c.cut || got.Truncated != c.truncated || (got.HeadersError != "") != (c.name == "headers") {
 					t.Errorf("got %.300s", s.Result)
 				}
 				want := c.want
