@@ -137,7 +137,7 @@ func mutants() []struct {
 		}},
 		{"a cancelled call is tried again", []string{stays}, mutant{
 			sql: `CREATE FUNCTION sim.revived() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					NEW.status := 'error'; RETURN NEW; END $$;
+					PERFORM set_config('callq.repair', 'on', true); NEW.status := 'error'; RETURN NEW; END $$;
 				CREATE TRIGGER revived BEFORE UPDATE ON call_queue FOR EACH ROW WHEN (OLD.status = 'cancelled') EXECUTE FUNCTION sim.revived()`,
 			undo: `DROP TRIGGER revived ON call_queue; DROP FUNCTION sim.revived()`,
 		}},
@@ -236,6 +236,7 @@ const undoLedgerSQL = `DROP TRIGGER refund ON call_attempts; DROP FUNCTION sim.r
 // takeBack closes what runs as if it had not been sent.
 func takeBack(w *world) {
 	_, err := w.lane.workers.Exec(w.ctx, `
+		SET LOCAL callq.repair = on;
 		WITH gone AS (DELETE FROM call_open WHERE started_at < clock_timestamp() - interval '50 ms' RETURNING call_id, attempt)
 		UPDATE call_queue q SET status = 'new', attempts = q.attempts - 1 FROM gone
 		WHERE q.id = gone.call_id AND q.status = 'dispatched'`)
