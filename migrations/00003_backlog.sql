@@ -231,7 +231,7 @@ BEGIN
                 AND NOT EXISTS (SELECT FROM call_open WHERE call_id = NEW.id) THEN 'only a dispatcher hands calls over'
             WHEN NEW.status = 'done' AND OLD.status <> 'dispatched' THEN 'only an attempt makes a call done: cancel it (callq calls cancel), or delete it'
             WHEN NEW.status = ANY (ended) AND OLD.status = ANY (ended) THEN 'the call has ended'
-            WHEN NEW.status = ANY (ended) AND (NEW.finished_at IS NULL OR NEW.finished_at IS NOT DISTINCT FROM OLD.finished_at) THEN
+            WHEN NEW.status = ANY (ended) AND (NEW.finished_at IS NULL OR NEW.status = 'failed' AND NEW.failed_at IS NULL) THEN
                 'cancel it (callq calls cancel), or delete it (callq calls delete)'
             WHEN OLD.status = ANY (ended) AND (NEW.retried_after IS DISTINCT FROM NEW.attempts OR NEW.failed_count <> 0 OR NEW.finished_at IS NOT NULL) THEN
                 'to make it again: callq calls retry'

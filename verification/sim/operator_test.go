@@ -52,6 +52,9 @@ func (w *world) setLimit(l policy.Limit) {
 	r.Units = max(1, r.Units*int64(w.intBetween(1, 20))/10)
 	set := r
 	if r.Burst > 0 {
+		if was, is := w.overrides[l.Name]; is { // it keeps the burst that is in force
+			r.Burst = was.Burst
+		}
 		r = bucket(w, r.Units, spanOf(l), r.Burst)
 		set = limit.Rate{Units: r.Units, Window: spanOf(l)}
 	} else if r.Window > 0 && w.chance(0.3) {
