@@ -22,6 +22,7 @@ const (
 	prometheus = "github.com/prometheus/client_golang"
 	redis      = "github.com/redis/go-redis/v9"
 	sys        = "golang.org/x/sys"
+	text       = "golang.org/x/text"
 	yaml       = "go.yaml.in/yaml"
 )
 
@@ -50,7 +51,7 @@ func TestImports(t *testing.T) {
 			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome"},
 			modules: []string{pgx, prometheus, redis},
 		},
-		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys}},
+		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys, text}},
 		{name: "internal/outcome"},
 		{
 			name: "dispatcher", ours: []string{

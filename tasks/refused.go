@@ -12,7 +12,6 @@ import (
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/outcome"
-	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -114,7 +113,7 @@ func about(answer *httptask.Answer, limits []refusable) (most *httptask.Refusal,
 	own, named, windows := false, false, false
 	names := func(i int) bool { return slices.Contains(read[i].Names, limits[i].Name) }
 	for i, l := range limits {
-		if read[i] = answer.Refusal(httptask.Forms(l.Headers)); read[i] != nil {
+		if read[i] = answer.Refusal(l.Headers); read[i] != nil {
 			own, named, windows = own || read[i].Own, named || names(i), windows || l.Window > 0
 		}
 	}
@@ -144,7 +143,7 @@ type refusable struct {
 	Window     time.Duration
 	Hosts      []string      // whose answers; none: anybody's
 	RetryAfter time.Duration // for so long at most; 0: never
-	Headers    policy.Headers
+	Headers    httptask.Forms
 	Probe      bool // the attempt is its probe
 }
 
