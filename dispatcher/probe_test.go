@@ -53,6 +53,17 @@ func (s *system) reopen() {
 	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 s', claimed_at = claimed_at - interval '1 s'`)
 }
 
+// refused opens and starts n calls under rules, closes limit api, or a key of it, for the first, and ends them as refused.
+func (s *system) refused(r policy.Policy, key string, n int64) {
+	s.t.Helper()
+	s.once(r)
+	s.start(time.Minute)
+	s.shut(key, 1, 0)
+	for call := range n {
+		s.end(call+1, callqueue.OutcomeRefused)
+	}
+}
+
 // A limit that the API closed opens by one call: the others wait for its answer. While the API refuses, each spell is twice as long.
 func TestProbe(t *testing.T) {
 	t.Parallel()
@@ -130,12 +141,7 @@ func TestProbeThatTakesLong(t *testing.T) {
 	s := newSystem(t)
 	r := rules(sliding("api", 100, time.Hour))
 	s.calls("default", 3)
-	s.once(r)
-	s.start(time.Minute)
-	s.shut("", 1, 0)
-	for call := range int64(3) {
-		s.end(call+1, callqueue.OutcomeRefused)
-	}
+	s.refused(r, "", 3)
 	s.reopen()
 	s.once(r)
 	s.want(openIDs, "{1}")
@@ -156,13 +162,7 @@ func TestProbeOfAKey(t *testing.T) {
 	l.PerKey, l.CountCost = true, true
 	r := rules(l)
 	s.exec(`INSERT INTO call_queue (key, cost) SELECT key, 20 FROM unnest('{a,b}'::text[]) key, generate_series(1, 2) ORDER BY 1`)
-	s.once(r)
-	s.start(time.Minute)
-	s.want(openIDs, "{1,2,3,4}")
-	s.shut("a", 1, 0)
-	for call := range int64(4) {
-		s.end(call+1, callqueue.OutcomeRefused)
-	}
+	s.refused(r, "a", 4)
 	s.once(r)
 	s.want(openIDs, "{3,4}")
 	s.reopen()
@@ -183,12 +183,7 @@ func TestProbeOfManyQueues(t *testing.T) {
 	r := policy.Policy{Limits: []policy.Limit{sliding("api", 100, time.Hour)}, Queues: []policy.Queue{queue("a", "api"), queue("b", "api")}}
 	s.calls("a", 2)
 	s.calls("b", 2)
-	s.once(r)
-	s.start(time.Minute)
-	s.shut("", 1, 0)
-	for call := range int64(4) {
-		s.end(call+1, callqueue.OutcomeRefused)
-	}
+	s.refused(r, "", 4)
 	s.reopen()
 	s.once(r)
 	s.once(r)
@@ -224,12 +219,7 @@ func TestProbesOfALongRefusal(t *testing.T) {
 		parallel(t, refuses.String(), func(_ *testing.T, s *system) {
 			r := rules(sliding("api", 100, time.Hour))
 			s.calls("default", 20)
-			s.once(r)
-			s.start(time.Minute)
-			s.shut("", 1, 0)
-			for call := range int64(20) {
-				s.end(call+1, callqueue.OutcomeRefused)
-			}
+			s.refused(r, "", 20)
 			probes := 0
 			for passed := one[time.Duration](s, `SELECT spell FROM call_pauses`); passed < refuses; passed += one[time.Duration](s, `SELECT spell FROM call_pauses`) {
 				s.reopen()
@@ -273,4 +263,20 @@ func TestProbeOfAllKeysAndOfOne(t *testing.T) {
 	s.once(r)
 	s.once(r)
 	s.want(`SELECT count(*) = 1 FROM call_open`)
+}
+
+// Who pauses a limit that the API closed has it paused, and ends that without a probe.
+func TestPauseOfAClosedLimit(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	r := rules(sliding("api", 100, time.Hour))
+	s.calls("default", 3)
+	s.refused(r, "", 3)
+	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "limit", Name: "api", Reason: "an incident", By: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	s.want(`SELECT spell IS NULL AND until = 'infinity' AND by = 'ann' FROM call_pauses`)
+	s.exec(`UPDATE call_pauses SET until = clock_timestamp()`)
+	s.once(r)
+	s.want(openIDs, "{1,2,3}")
 }

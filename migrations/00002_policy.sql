@@ -143,7 +143,6 @@ CREATE TABLE call_remotes (
     reset_at   timestamptz, -- when that is as before; NULL: it does not say
     answered_at timestamptz NOT NULL, -- when it said so
     lowered    bigint,      -- what may be used until reset_at, where that is less than the rate; NULL: no less
-    malformed  bigint      NOT NULL DEFAULT 0, -- headers that said something and could not be read
     PRIMARY KEY (limit_name, key)
 ) WITH (fillfactor = 50);
 

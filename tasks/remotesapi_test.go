@@ -18,8 +18,9 @@ type limitedAPI struct {
 	mu      sync.Mutex
 	most    int
 	window  time.Duration
-	arrived []time.Time // within the window
-	others  int         // units that others use
+	arrived []time.Time   // within the window
+	others  int           // units that others use
+	next    chan struct{} // closed when the next request comes
 }
 
 func (a *limitedAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
@@ -30,6 +31,10 @@ func (a *limitedAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		a.arrived = a.arrived[1:]
 	}
 	a.arrived = append(a.arrived, now)
+	if a.next != nil {
+		close(a.next)
+	}
+	a.next = make(chan struct{})
 	w.Header().Set("X-Ratelimit-Limit", strconv.Itoa(a.most))
 	w.Header().Set("X-Ratelimit-Remaining", strconv.Itoa(max(0, a.most-len(a.arrived)-a.others)))
 	w.Header().Set("X-Ratelimit-Reset", strconv.Itoa(int(a.window/time.Second)))
@@ -46,7 +51,13 @@ func TestRemotesOfAnAPI(t *testing.T) {
 		if r.URL.Path == "/slow" {
 			w.WriteHeader(http.StatusOK)
 			w.(http.Flusher).Flush()
-			time.Sleep(700 * time.Millisecond)
+			a.mu.Lock()
+			next := a.next
+			a.mu.Unlock()
+			select {
+			case <-next: // others are counted meanwhile
+			case <-time.After(window / 2):
+			}
 		}
 	})
 	b := newBenchWith(t, dispatcher.Config{}, limit.Rate{Units: units, Window: window}, nil)

@@ -21,8 +21,6 @@ type Paused struct {
 	For    *time.Duration // from now; nil: Until
 	Reason string
 	By     string
-	// Extend keeps a pause that lasts longer, does not audit each extension, and does not wait for what was claimed ahead.
-	Extend bool
 }
 
 // ErrUnknown: there is no such queue or limit.
@@ -31,14 +29,14 @@ var ErrUnknown = errors.New("there is no such queue or limit")
 // Pause stops claims, and then recalls the claimed attempts that have not started, and returns how many. Once it returns,
 // nothing starts that was not running. After an error of the recall, which waits for locks, claims stay stopped.
 func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
-	paused, err := underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
+	_, err = underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
 		"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
-		"reason": p.Reason, "by": p.By, "extend": p.Extend,
+		"reason": p.Reason, "by": p.By,
 	})
-	if err == nil && paused {
+	if err == nil {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 			recalled, err = Recall(ctx, tx, p.What, []string{p.Name}, p.Key, "it was paused: "+p.Reason)
-			if err == nil && !p.Extend {
+			if err == nil {
 				_, err = tx.Exec(ctx, AwaitAheadSQL, limit.AheadMost)
 			}
 			return err
@@ -53,23 +51,21 @@ SELECT pg_sleep_for(max(greatest(claimed_at, started_at)) - clock_timestamp() + 
 FROM call_open
 WHERE greatest(claimed_at, started_at) BETWEEN clock_timestamp() AND clock_timestamp() + $1::interval`
 
-// pauseSQL returns a row unless it leaves a pause that lasts longer.
+// pauseSQL takes the place of a closing by the API, too: it ends without a probe.
 const pauseSQL = `
-WITH lasting AS (
-    SELECT FROM call_pauses WHERE what = @what AND name = @name AND key = @key AND until > clock_timestamp()
-), paused AS (
+WITH paused AS (
     INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
     VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'),
         @reason, clock_timestamp(), @by)
     ON CONFLICT (what, name, key) DO UPDATE
-    SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by
-    WHERE NOT @extend OR p.until < excluded.until
+    SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by,
+        spell = NULL, call_id = NULL, attempt = NULL, probed_at = NULL
     RETURNING what, until
 ), audited AS (
     INSERT INTO call_audit (at, by, what, name, change)
     SELECT clock_timestamp(), @by, what, @name, 'paused' || ` + forKeySQL + ` || CASE WHEN isfinite(until) THEN
         to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE '' END || ': ' || @reason
-    FROM paused WHERE NOT @extend OR NOT EXISTS (SELECT FROM lasting)
+    FROM paused
 )
 SELECT FROM paused`
 

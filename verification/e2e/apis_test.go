@@ -251,10 +251,15 @@ func (s *stack) allOf(read func() []request) []request {
 	sent := s.count(`SELECT count(*) FROM call_attempts WHERE outcome <> 'not_sent'`)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	looks := time.NewTicker(50 * time.Millisecond)
+	defer looks.Stop()
 	all := read()
 	for len(all) < sent && ctx.Err() == nil {
-		time.Sleep(50 * time.Millisecond)
-		all = read()
+		select {
+		case <-looks.C:
+			all = read()
+		case <-ctx.Done():
+		}
 	}
 	if len(all) != sent {
 		s.t.Errorf("the API answered %d requests; %d are in the ledger", len(all), sent)
