@@ -40,57 +40,60 @@ func TestImports(t *testing.T) {
 		modules   []string
 		forbidden []string // of the standard library
 	}{
-		{name: "callqueue", modules: []string{pgx}},
+		{name: "internal/schema", modules: []string{pgx}},
+		{name: "callqueue", ours: []string{"internal/schema"}, modules: []string{pgx}},
 		{name: "internal/limit", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/hours", forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/forecast", ours: []string{"internal/hours", "internal/limit"}, forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
-		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
-		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit"}, modules: []string{pgx}},
+		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit", "internal/schema"}, modules: []string{pgx}},
+		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit", "internal/schema"}, modules: []string{pgx}},
 		{
 			name:    "tasks",
-			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome"},
+			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome", "internal/schema"},
 			modules: []string{pgx, prometheus, redis},
 		},
 		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys, text}},
 		{name: "internal/outcome"},
 		{
 			name: "dispatcher", ours: []string{
+				"internal/schema",
 				"callqueue", "internal/backlog", "internal/boottime", "internal/budget", "internal/handoff", "internal/hours", "internal/ledger", "internal/limit",
 				"internal/maintenance", "internal/policy", "internal/pools", "internal/recovery",
 			},
 			modules: []string{cron, pgx, prometheus, redis},
 		},
-		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit"}, modules: []string{cron, pgx, redis, yaml}},
+		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit", "internal/schema"}, modules: []string{cron, pgx, redis, yaml}},
 		{
-			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog"},
+			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/schema"},
 			modules: []string{pgx},
 		},
 		{
 			name: "internal/recovery", ours: []string{
+				"internal/schema",
 				"callqueue", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/backlog", "internal/policy", "internal/pools",
 			},
 			modules: []string{pgx},
 		},
 		{name: "internal/pools", ours: []string{"internal/handoff", "internal/ledger"}, modules: []string{pgx}},
-		{name: "internal/maintenance", ours: []string{"internal/ledger"}, modules: []string{pgx}},
+		{name: "internal/maintenance", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
 		{name: "internal/boottime", modules: []string{sys}},
-		{name: "internal/backlog", modules: []string{pgx}},
+		{name: "internal/backlog", ours: []string{"internal/schema"}, modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/ledger", "internal/limit", "internal/backlog", "internal/recovery", "internal/admin", "migrations"},
+			name: "internal/doctor", ours: []string{"internal/ledger", "internal/limit", "internal/backlog", "internal/recovery", "internal/admin", "migrations", "internal/schema"},
 			modules: []string{pgx, redis},
 		},
 		{
 			name: "internal/admin", ours: []string{"callqueue", "internal/budget", "internal/forecast", "internal/hours", "internal/ledger", "internal/limit", "internal/policy"},
 			modules: []string{pgx},
 		},
-		{name: "internal/console", ours: []string{"callqueue", "internal/admin"}, modules: []string{pgx}},
+		{name: "internal/console", ours: []string{"callqueue", "internal/admin", "internal/schema"}, modules: []string{pgx}},
 		{name: "internal/handoff", ours: []string{"internal/limit"}, modules: []string{asynq, pgx, redis}},
-		{name: "migrations", modules: []string{goose, pgx}},
+		{name: "migrations", ours: []string{"internal/schema"}, modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},
 		{name: "verification/fakeapi"},
 		{name: "verification/model"},
 		{name: "verification/oracle"},
-		{name: "internal/pgtest", ours: []string{"migrations"}, modules: []string{pgx}},
+		{name: "internal/pgtest", ours: []string{"migrations", "internal/schema"}, modules: []string{pgx}},
 	} {
 		list, exists := imports[rule.name]
 		if !exists {

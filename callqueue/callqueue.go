@@ -15,7 +15,9 @@ package callqueue
 
 import (
 	"errors"
+	"fmt"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -30,7 +32,8 @@ var ErrNotFound = errors.New("no such call")
 
 // Client inserts, gets, awaits and changes calls. Goroutines may share it. It needs no closing.
 type Client struct {
-	pool    *pgxpool.Pool
+	pool    schema.DB
+	schemas schema.Names
 	maxData int
 	awaited awaited
 }
@@ -43,16 +46,25 @@ func MaxData(bytes int) Option {
 	return func(c *Client) { c.maxData = bytes }
 }
 
+// Schemas says where callq's own tables and call_queue stand. Default: callq, public.
+func Schemas(own, tables string) Option {
+	return func(c *Client) { c.schemas = schema.Names{Own: own, Tables: tables} }
+}
+
 // New returns a client that uses the pool, which you close. It starts nothing and does not connect to Postgres. The
-// error says that the pool is nil.
+// error says that the pool is nil, or that no schema can have such a name.
 func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
 	}
-	c := &Client{pool: pool, maxData: 256 << 10}
+	c := &Client{maxData: 256 << 10}
 	for _, opt := range opts {
 		opt(c)
 	}
+	if err := c.schemas.Check(); err != nil {
+		return nil, fmt.Errorf("callqueue: %w", err)
+	}
+	c.pool = c.schemas.In(pool)
 	return c, nil
 }
 

@@ -29,11 +29,11 @@ WITH picked AS MATERIALIZED (
 ), call AS (
     UPDATE call_queue q SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() FROM picked p WHERE q.id = p.id RETURNING q.*
 )
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq_epoch(), 'http',
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, attempts, 0, 1, cost, dispatched_at, clock_timestamp(), clock_timestamp() + interval '30 s', callq.epoch(), 'http',
     queue, task, key, '{}', '{}', '{}'
 FROM call`
-	startedSQL = `UPDATE call_open SET token = 7, started_at = clock_timestamp(), deadline = clock_timestamp() + interval '1 h', worker = 'w' WHERE call_id = $1`
+	startedSQL = `UPDATE callq.call_open SET token = 7, started_at = clock_timestamp(), deadline = clock_timestamp() + interval '1 h', worker = 'w' WHERE call_id = $1`
 )
 
 func TestCancel(t *testing.T) {
@@ -73,7 +73,7 @@ func TestCancel(t *testing.T) {
 		AND failed_count = 0) FROM call_queue WHERE status = 'cancelled'`)
 	ledgertest.Want(t, pool, `SELECT error_message = 'busy' FROM call_queue WHERE id = 2`)
 	// What had not started is over and charged to nothing; what had is its worker's to end.
-	ledgertest.Want(t, pool, `SELECT array_agg(call_id ORDER BY call_id) = '{4,8}' AND bool_and(started_at IS NOT NULL) FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT array_agg(call_id ORDER BY call_id) = '{4,8}' AND bool_and(started_at IS NOT NULL) FROM callq.call_open`)
 	ledgertest.Want(t, pool, `SELECT array_agg(call_id) = '{3}' AND bool_and(attempt = 1 AND outcome = 'cancelled' AND charged = '[]' AND started_at IS NULL
 		AND arrived_by IS NULL AND requests IS NULL AND queue = 'q3' AND task = 'http' AND key = 'k') FROM call_attempts`)
 
@@ -114,7 +114,7 @@ func TestCancelMeetsAClaim(t *testing.T) {
 	var locks atomic.Int32
 	client, _ := another(t, pool, func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = onStatement(func(sql string) {
-			if strings.HasPrefix(sql, "SELECT call_id FROM call_open") {
+			if strings.HasPrefix(sql, "SELECT call_id FROM callq.call_open") {
 				locks.Add(1)
 			}
 		})
@@ -146,7 +146,7 @@ func TestCancelMeetsAClaim(t *testing.T) {
 		t.Errorf("open attempts were locked %d times, want 2", n)
 	}
 	ledgertest.Want(t, pool, `SELECT status = 'cancelled' FROM call_queue`)
-	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM callq.call_open`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'cancelled' AND attempt = 1`)
 }
 
@@ -157,7 +157,7 @@ func TestCancelRaces(t *testing.T) {
 	_, base := newClient(t)
 	client, pool := another(t, base, func(c *pgxpool.Config) { c.MaxConns = 8 })
 	for range 5 {
-		ledgertest.Exec(t, pool, `TRUNCATE call_queue, call_open, call_attempts`)
+		ledgertest.Exec(t, pool, `TRUNCATE call_queue, callq.call_open, call_attempts`)
 		const n = 40
 		ids, err := client.InsertMany(t.Context(), make([]callqueue.Call, n))
 		if err != nil {
@@ -210,7 +210,7 @@ func TestCancelRaces(t *testing.T) {
 				t.Errorf("call %d was cancelled %d times", id, n)
 			}
 		}
-		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NULL`)
+		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM callq.call_open WHERE started_at IS NULL`)
 		ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_queue q JOIN call_attempts a ON a.call_id = q.id WHERE q.status = 'done' AND a.outcome <> 'done'`)
 		verified(t, pool)
 	}

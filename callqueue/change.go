@@ -51,29 +51,29 @@ WITH call AS MATERIALIZED (
     SELECT q.id, q.status, q.status IN ('done', 'failed', 'cancelled') AS ended,
         o.call_id IS NOT NULL AND q.id <> ALL($2::bigint[]) AS claimed,
         o.started_at IS NOT NULL AS open, NULL::bigint AS duplicate_of
-    FROM call_queue q
-    LEFT JOIN call_open o ON o.call_id = q.id
+    FROM public.call_queue q
+    LEFT JOIN callq.call_open o ON o.call_id = q.id
     WHERE q.id = ANY($1::bigint[])
 ), changed AS (
-    UPDATE call_queue q
+    UPDATE public.call_queue q
     SET status = 'cancelled', finished_at = clock_timestamp(), unique_key = NULL, ended_key = q.unique_key
     FROM call c
     WHERE q.id = c.id AND NOT c.ended AND NOT c.claimed
     RETURNING q.id, q.status
 ), refunded AS (
-    DELETE FROM call_open o
+    DELETE FROM callq.call_open o
     USING changed c
     WHERE o.call_id = c.id AND o.started_at IS NULL
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.queue, o.task, o.key, o.limits, o.keys
 ), ledger AS (
-    INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
+    INSERT INTO public.call_attempts (call_id, attempt, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
     SELECT call_id, attempt, cost, claimed_at, clock_timestamp(), 'cancelled', queue, task, key, '[]'
     FROM refunded
 ), freed AS (
-    INSERT INTO call_inbox (queue, at, key)
+    INSERT INTO callq.call_inbox (queue, at, key)
     SELECT queue, clock_timestamp(), key
     FROM (
-        SELECT DISTINCT u.key, unnest((SELECT queues FROM call_limits WHERE name = u.name AND per_key)) AS queue
+        SELECT DISTINCT u.key, unnest((SELECT queues FROM callq.call_limits WHERE name = u.name AND per_key)) AS queue
         FROM refunded r
         CROSS JOIN LATERAL unnest(r.limits, r.keys) AS u (name, key)
     ) f
@@ -117,16 +117,16 @@ func (c *Client) RetryWith(ctx context.Context, o RetryOptions, ids ...int64) ([
 // Of those that had the same unique key, the first takes it back.
 const retrySQL = `
 WITH ended AS MATERIALIZED (
-    SELECT q.id, q.status, coalesce(q.queue, 'default') AS queue, q.ended_key, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open
-    FROM call_queue q
+    SELECT q.id, q.status, coalesce(q.queue, 'default') AS queue, q.ended_key, EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id) AS open
+    FROM public.call_queue q
     WHERE q.id = ANY($1::bigint[])
 ), call AS MATERIALIZED (
     SELECT id, status, open, fit, CASE WHEN fit AND ended_key IS NOT NULL THEN coalesce(
-        (SELECT u.id FROM call_queue u WHERE coalesce(u.queue, 'default') = e.queue AND u.unique_key = e.ended_key),
+        (SELECT u.id FROM public.call_queue u WHERE coalesce(u.queue, 'default') = e.queue AND u.unique_key = e.ended_key),
         nullif(min(id) FILTER (WHERE fit) OVER (PARTITION BY queue, ended_key), id)) END AS duplicate_of
     FROM (SELECT *, NOT open AND status = ANY($2::text[]) AS fit FROM ended) e
 ), changed AS (
-    UPDATE call_queue q
+    UPDATE public.call_queue q
     SET status = 'new', failed_count = 0, retried_after = q.attempts, run_at = clock_timestamp(), error_message = NULL,
         finished_at = NULL, failed_at = NULL, unique_key = q.ended_key, ended_key = NULL,
         expires_at = CASE WHEN q.expires_at > clock_timestamp() THEN q.expires_at END,
@@ -147,7 +147,7 @@ func (c *Client) Delete(ctx context.Context, ids ...int64) ([]ChangeResult, erro
 
 // The calls $1 are locked, so no claim opens an attempt of them. Open attempts and the ledger do not change.
 const deleteSQL = callsSQL + `, changed AS (
-    DELETE FROM call_queue q
+    DELETE FROM public.call_queue q
     USING call c
     WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
     RETURNING q.id, q.status
@@ -157,8 +157,8 @@ const deleteSQL = callsSQL + `, changed AS (
 const (
 	callsSQL = `
 WITH call AS MATERIALIZED (
-    SELECT q.id, q.status, EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id) AS open, NULL::bigint AS duplicate_of
-    FROM call_queue q
+    SELECT q.id, q.status, EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id) AS open, NULL::bigint AS duplicate_of
+    FROM public.call_queue q
     WHERE q.id = ANY($1::bigint[])
 )`
 	resultsSQL = `
@@ -246,8 +246,8 @@ func (ch change) turn(ctx context.Context, c *Client, ids []int64, done map[int6
 
 // Whoever locks several calls, or several open attempts, locks them in the order of their ids.
 const (
-	lockOpenSQL  = `SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE`
-	lockCallsSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE`
+	lockOpenSQL  = `SELECT call_id FROM callq.call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE`
+	lockCallsSQL = `SELECT id FROM public.call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE`
 )
 
 // lock returns the ids of those that are there, once it has their locks.

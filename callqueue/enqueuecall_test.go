@@ -151,7 +151,7 @@ func TestEnqueueCallMaxData(t *testing.T) {
 		}
 	}
 	takes(262144)
-	ledgertest.Exec(t, owner, `INSERT INTO call_meta (name, position) VALUES ('max_data', 300000)`)
+	ledgertest.Exec(t, owner, `INSERT INTO callq.call_meta (name, position) VALUES ('max_data', 300000)`)
 	takes(300000)
 }
 

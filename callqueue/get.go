@@ -76,7 +76,7 @@ func (c *Client) records(ctx context.Context, ids []int64) ([]*Record, error) {
 const getSQL = `
 WITH years (first, last) AS (VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999'))
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
-    EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
+    EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message, last.code, last.took_ms, last.result,
     least(greatest(created_at AT TIME ZONE 'UTC', first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at AT TIME ZONE 'UTC', first), last) END AS dispatched_at,
@@ -86,8 +86,8 @@ SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, 
     CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at AT TIME ZONE 'UTC', first), last) END AS expires_at,
     unique_key, coalesce(call_data, '{}') AS data, max_attempts
 FROM years, unnest($1::bigint[]) WITH ORDINALITY AS asked (call_id, nth)
-JOIN call_queue c ON c.id BETWEEN asked.call_id AND asked.call_id
+JOIN public.call_queue c ON c.id BETWEEN asked.call_id AND asked.call_id
 LEFT JOIN LATERAL (
-    SELECT code, took_ms, result FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1
+    SELECT code, took_ms, result FROM public.call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1
 ) last ON true
 ORDER BY nth`

@@ -90,13 +90,13 @@ func TestGetAttempts(t *testing.T) {
 			VALUES ($1, $2, 1, now(), now(), 'error', 'default', 'http', '', '[]', $3)`, id, attempt, result)
 	}
 	see("new", false, "")
-	ledgertest.Exec(t, pool, `INSERT INTO call_open
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_open
 		(call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES ($1, 1, 1, 1, 1, now(), now(), now(), '', '', 'default', 'http', '', '{}', '{}', '{}')`, id)
 	see("claimed", false, "")
-	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = now()`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET started_at = now()`)
 	see("started", true, "")
-	ledgertest.Exec(t, pool, `DELETE FROM call_open`)
+	ledgertest.Exec(t, pool, `DELETE FROM callq.call_open`)
 	ledger(1, `{"status": 500}`)
 	see("first ended", false, `{"status": 500}`)
 	ledger(2, `{"status": 200}`)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -46,7 +47,7 @@ func (c *Client) Insert(ctx context.Context, call Call) (int64, error) {
 //
 // InsertTx waits while another open transaction holds the same unique key.
 func (c *Client) InsertTx(ctx context.Context, tx pgx.Tx, call Call) (int64, error) {
-	return c.insert(ctx, tx, call)
+	return c.insert(ctx, schema.Tx(c.pool, tx), call)
 }
 
 func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, error) {
@@ -84,7 +85,7 @@ func (c *Client) insert(ctx context.Context, db querier, call Call) (int64, erro
 
 // Go's zero time, the first moment of year 1, means the default.
 const valuesSQL = `
-INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+INSERT INTO public.call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
 VALUES (@queue::text, @task::text, @key::text, @call_data::jsonb, @cost::bigint, @priority::smallint,
     coalesce(nullif(@run_at::timestamptz, '0001-01-01Z'), now()), nullif(@expires_at::timestamptz, '0001-01-01Z'),
     nullif(@unique_key::text, ''), nullif(@max_attempts::integer, 0))`
@@ -106,7 +107,7 @@ func (c *Client) InsertMany(ctx context.Context, calls []Call) ([]int64, error) 
 
 // InsertManyTx is [Client.InsertMany] in your transaction, under a savepoint: the transaction stays usable whatever is refused.
 func (c *Client) InsertManyTx(ctx context.Context, tx pgx.Tx, calls []Call) ([]int64, error) {
-	return c.insertMany(ctx, tx, calls)
+	return c.insertMany(ctx, schema.Tx(c.pool, tx), calls)
 }
 
 func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) (ids []int64, err error) {
@@ -160,7 +161,7 @@ func findDuplicate(ctx context.Context, db querier, rows []row) error {
 const findDuplicateSQL = `
 SELECT given.n - 1, q.id
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS given (queue, unique_key, n)
-JOIN call_queue q ON coalesce(q.queue, 'default') = given.queue AND q.unique_key = nullif(given.unique_key, '')
+JOIN public.call_queue q ON coalesce(q.queue, 'default') = given.queue AND q.unique_key = nullif(given.unique_key, '')
 ORDER BY given.n
 LIMIT 1`
 
@@ -227,7 +228,7 @@ func column[T any](rows []row, of func(row) T) []T {
 
 // The ids come in the order in which unnest gives the rows.
 const insertManySQL = `
-INSERT INTO call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
+INSERT INTO public.call_queue (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts)
 SELECT queue, task, key, call_data::jsonb, cost, priority, coalesce(nullif(run_at, '0001-01-01Z'), now()),
     nullif(expires_at, '0001-01-01Z'), nullif(unique_key, ''), nullif(max_attempts, 0)
 FROM unnest(@queues::text[], @tasks::text[], @keys::text[], @data::text[], @costs::bigint[], @priorities::smallint[],

@@ -36,9 +36,9 @@ INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started
 SELECT id, a, 1, 1, now(), now(), now(), now(), CASE status WHEN 'done' THEN 'done' ELSE 'error' END, 'default', 'http', 'k', '[]'
 FROM call_queue, generate_series(1, attempts) AS a
 WHERE id IN (1, 2, 6);
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, worker, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, token, worker, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN now() + interval '1 h' END,
-    CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN 'w' END, callq_epoch(), 'http', 'default', 'http', 'k', '{}', '{}', '{}'
+    CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN 'w' END, callq.epoch(), 'http', 'default', 'http', 'k', '{}', '{}', '{}'
 FROM call_queue
 WHERE id IN (4, 7)`
 
@@ -69,7 +69,7 @@ func TestRetry(t *testing.T) {
 		FROM call_queue WHERE status = 'new'`)
 	ledgertest.Want(t, pool, `SELECT attempts = 3 AND retried_after = 3 AND expires_at > now() FROM call_queue WHERE id = 2`)
 	ledgertest.Want(t, pool, `SELECT expires_at IS NULL FROM call_queue WHERE id = 8`)
-	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM callq.call_open`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
 
 	if got, err := client.Retry(t.Context(), 2); err != nil || got[0].Changed {
@@ -144,7 +144,7 @@ func TestDelete(t *testing.T) {
 	// No unit comes free: what was charged stays so, and what is open.
 	ledgertest.Want(t, pool, `SELECT array_agg(id ORDER BY id) = '{4,7,8}' FROM call_queue`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 5 FROM call_attempts`)
-	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM callq.call_open`)
 	if _, err := client.Delete(t.Context(), 1); !errors.Is(err, callqueue.ErrNotFound) {
 		t.Errorf("again: %v", err)
 	}
@@ -198,7 +198,7 @@ func TestChangesRace(t *testing.T) {
 	lane(func(ctx context.Context, ids []int64) error { _, err := client.Delete(ctx, ids[0]); return err })
 	close(gate)
 	all.Wait()
-	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM callq.call_open o JOIN call_queue q ON q.id = o.call_id WHERE q.status IN ('new', 'error')`)
 	ledgertest.Want(t, pool, `SELECT count(*) > 0 FROM call_queue WHERE retried_after IS NOT NULL`)
 	verified(t, pool)
 }

@@ -198,7 +198,7 @@ func (c *Client) unended(ids []int64) ([]int64, error) {
 	return waiting, err
 }
 
-const unendedSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status NOT IN ('done', 'failed', 'cancelled')`
+const unendedSQL = `SELECT id FROM public.call_queue WHERE id = ANY($1::bigint[]) AND status NOT IN ('done', 'failed', 'cancelled')`
 
 // errSilent is why a question has no answer while no connection is free, or Postgres is silent.
 var errSilent = fmt.Errorf("no answer from Postgres within %s", askWithin)

@@ -1,6 +1,6 @@
 package callqueue
 
-// WakeChannel is the NOTIFY channel that wakes the dispatchers. Nothing depends on a wake's arrival. Its payload is empty
+// WakeChannel is the NOTIFY channel that wakes the dispatchers of the schema callq; those of others hear on its name with _wake. Nothing depends on a wake's arrival. Its payload is empty
 // or WakeFreed.
 const WakeChannel = "callq_wake"
 

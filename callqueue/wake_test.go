@@ -73,7 +73,7 @@ func TestInsertWakes(t *testing.T) {
 		{"an UPDATE of what is not due", 0, exec(`UPDATE call_queue SET priority = 2 WHERE run_at > now()`)},
 	} {
 		began := time.Now()
-		_, err := pool.Exec(t.Context(), `SELECT setval('call_wake_seq', 1)`) // the last wake was long ago
+		_, err := pool.Exec(t.Context(), `SELECT setval('callq.call_wake_seq', 1)`) // the last wake was long ago
 		if err = errors.Join(err, c.insert()); err != nil {
 			t.Fatal(err)
 		}

@@ -26,14 +26,14 @@ func TestClaimsAhead(t *testing.T) {
 	ahead := func(want int) {
 		t.Helper()
 		s.want(`SELECT count(*) = $1 AND coalesce(bool_and(claimed_at >= $2::timestamptz + interval '1 s'
-			AND claimed_at BETWEEN handed_at AND handed_at + interval '200 ms'), true) FROM call_open`, want, base)
+			AND claimed_at BETWEEN handed_at AND handed_at + interval '200 ms'), true) FROM callq.call_open`, want, base)
 	}
 	s.alive(100)
 	d := s.clocked(&monotonic)
 	s.publish(rules(sliding("api", 5, time.Second)))
 	s.calls("default", 15)
 	s.poll(d)
-	s.want(`SELECT count(*) = 5 AND bool_and(claimed_at = handed_at) FROM call_open`)
+	s.want(`SELECT count(*) = 5 AND bool_and(claimed_at = handed_at) FROM callq.call_open`)
 	s.start(time.Minute)
 	s.finish()
 	at(890 * time.Millisecond)
@@ -55,7 +55,7 @@ func TestClaimsAhead(t *testing.T) {
 	if got := answers[1].Wait; got <= 0 || got > 20*time.Millisecond {
 		t.Errorf("it waits %s, though no message says so, want what is left", got)
 	}
-	s.want(`SELECT bool_and(started_at >= claimed_at) FROM call_open WHERE started_at IS NOT NULL`)
+	s.want(`SELECT bool_and(started_at >= claimed_at) FROM callq.call_open WHERE started_at IS NOT NULL`)
 
 	at(-time.Minute) // set back: the worker waits no longer than a claim may be ahead
 	if answers, err = ledger.Start(t.Context(), s.pool, "w", requests[2:3]); err != nil || answers[0].Wait != limit.AheadMost {
@@ -73,7 +73,7 @@ func TestPauseWaitsForWhatIsAhead(t *testing.T) {
 	s.calls("default", 1)
 	s.once(rules(sliding("api", 5, time.Second)))
 	s.start(time.Minute)
-	s.exec(`UPDATE call_open SET started_at = clock_timestamp() + interval '90 ms'`)
+	s.exec(`UPDATE callq.call_open SET started_at = clock_timestamp() + interval '90 ms'`)
 	s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
-	s.want(`SELECT clock_timestamp() > started_at FROM call_open`)
+	s.want(`SELECT clock_timestamp() > started_at FROM callq.call_open`)
 }

@@ -25,10 +25,10 @@ func (a *alarm) notify(freed bool) {
 	signal(a.notified)
 }
 
-// listen passes on what producers and workers say on the channel callq_wake, and reconnects for as long as ctx lives.
-func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Logger) {
+// listen passes on what producers and workers say on the channel of wakes, and reconnects for as long as ctx lives.
+func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, channel string, log *slog.Logger) {
 	for logged := false; ctx.Err() == nil; pause(ctx, time.Second) {
-		heard, err := a.listenOnce(ctx, config)
+		heard, err := a.listenOnce(ctx, config, channel)
 		if ctx.Err() == nil && (heard || !logged) {
 			log.WarnContext(ctx, "notifications not heard", "err", err)
 			logged = true
@@ -37,13 +37,13 @@ func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, log *slog.Lo
 }
 
 // listenOnce listens on one connection until that ends. It reports whether it heard anything, or could have.
-func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig) (heard bool, err error) {
+func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, channel string) (heard bool, err error) {
 	conn, err := pgx.ConnectConfig(ctx, config.Copy())
 	if err != nil {
 		return false, fmt.Errorf("connect: %w", err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, `LISTEN `+callqueue.WakeChannel); err != nil {
+	if _, err := conn.Exec(ctx, `LISTEN `+channel); err != nil {
 		return false, fmt.Errorf("listen: %w", err)
 	}
 	a.notify(true) // for what was said while nobody listened

@@ -238,15 +238,15 @@ WITH asked AS MATERIALIZED (
 ), rules AS MATERIALIZED (
     SELECT l.name, a.since, a.upto, l.slack, l.proof, l.anchor, l.epoch
     FROM (SELECT name, min(since) AS since, min(upto) AS upto FROM asked GROUP BY name) a
-    JOIN call_limits l ON l.name = a.name
+    JOIN callq.call_limits l ON l.name = a.name
 ), open AS (
     SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former,
         CASE l.proof WHEN 'later' THEN greatest(o.started_at, coalesce(o.overtaken_at, now() - interval '250 ms'))
             ELSE greatest(o.started_at, o.acked_at) END AS freed_at,
         l.proof = 'later' AND o.started_at IS NOT NULL AND o.send_within IS NOT NULL AS answerable,
-        callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, l.anchor, l.epoch, l.slack,
+        callq.occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, l.anchor, l.epoch, l.slack,
             l.proof) AS until
-    FROM call_open o
+    FROM callq.call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     CROSS JOIN LATERAL (SELECT * FROM rules WHERE name = u.name LIMIT 1) l
     WHERE o.batch >= $4 AND o.limits && (SELECT array_agg(name) FROM rules)
@@ -259,7 +259,7 @@ WITH asked AS MATERIALIZED (
     FROM open WHERE until > since
     UNION ALL
     SELECT a.name, a.key, u.used, u.shard < 0, CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, u.bucket, u.bucket <= a.upto
-    FROM asked a JOIN call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
+    FROM asked a JOIN callq.call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
 )
 SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,
     min(freed_at) FILTER (WHERE NOT listed) AS freed_at,

@@ -10,8 +10,8 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/pools"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // batch is what one claim took.
@@ -30,7 +30,7 @@ type batch struct {
 
 // take locks the next calls of the keys that have room, a fair share each. It refuses those that can never be made, opens an
 // attempt of each other call that the limits admit, and notes how far the flows were consumed. commit sends that.
-func (c *claimer) take(ctx context.Context, conn *pgxpool.Conn, list *candidates, isolate bool) (*batch, error) {
+func (c *claimer) take(ctx context.Context, conn *schema.Conn, list *candidates, isolate bool) (*batch, error) {
 	b := &batch{}
 	want := min(claimSize, list.pools.Capacity())
 	open := b.withRoom(list, list.keys)
@@ -170,15 +170,15 @@ func (b *batch) passed(d time.Duration) {
 // of it. If that ends while this statement runs, doctor reports the call.
 const openSQL = `
 WITH called AS (
-    UPDATE call_queue q
+    UPDATE public.call_queue q
     SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, p.at)
     FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[], @ats::timestamptz[]) AS p (id, message_no, pool, at)
-    LEFT JOIN call_open o ON o.call_id BETWEEN p.id AND p.id
+    LEFT JOIN callq.call_open o ON o.call_id BETWEEN p.id AND p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
         coalesce(q.cost, 1) AS cost, p.message_no, p.pool, p.at, o.call_id IS NOT NULL AS is_open
 )
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, attempts, message_no, @batch, cost, at, @now, least(@now::timestamptz + @start_within::interval, @closes::timestamptz),
     CASE task WHEN 'http' THEN @send_within::interval ELSE @own_within::interval END,
@@ -195,7 +195,7 @@ RETURNING call_id, attempt, message_no, claimed_at`
 
 // refuseSQL fails calls that can never be made as they are. They get no attempt and use no unit.
 const refuseSQL = `
-UPDATE call_queue q
+UPDATE public.call_queue q
 SET status = 'failed', error_message = r.reason, unique_key = NULL, ended_key = unique_key,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM unnest(@ids::bigint[], @reasons::text[]) AS r (id, reason)
@@ -212,7 +212,7 @@ func idsAndReasons(calls []candidate) pgx.NamedArgs {
 
 // tryEach finds the calls whose rows cannot be dispatched, and fails them with the reason. Those that cannot even be failed are
 // consumed from their flows, so that they stop no other, and the log has the reason.
-func (c *claimer) tryEach(ctx context.Context, conn *pgxpool.Conn, b *batch) (err error) {
+func (c *claimer) tryEach(ctx context.Context, conn *schema.Conn, b *batch) (err error) {
 	b.chosen, err = trial(ctx, conn, b.chosen, dispatchSQL, func(bad candidate, err error) {
 		bad.Refusal = new("cannot be dispatched: " + ledger.Reason(err))
 		b.refused = append(b.refused, bad)
@@ -228,7 +228,7 @@ func (c *claimer) tryEach(ctx context.Context, conn *pgxpool.Conn, b *batch) (er
 
 // trial returns those of the calls to which a statement can be applied, and undoes it. The others go to bad.
 func trial(
-	ctx context.Context, conn *pgxpool.Conn, calls []candidate, sql string, bad func(candidate, error),
+	ctx context.Context, conn *schema.Conn, calls []candidate, sql string, bad func(candidate, error),
 ) (fine []candidate, err error) {
 	err = ledger.Apart(calls, func(some []candidate) error {
 		if _, err := conn.Exec(ctx, `SAVEPOINT trial`); err != nil {
@@ -246,7 +246,7 @@ func trial(
 
 // dispatchSQL does to the calls what openSQL does.
 const dispatchSQL = `
-UPDATE call_queue q
+UPDATE public.call_queue q
 SET status = 'dispatched', attempts = q.attempts + 1, dispatched_at = clock_timestamp()
 FROM unnest(@ids::bigint[]) AS p (id)
 WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')`

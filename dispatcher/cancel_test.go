@@ -32,11 +32,11 @@ func TestCancelUnits(t *testing.T) {
 	r := rules(sliding("api", 2, time.Hour))
 	s.calls("default", 5)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2}' FROM callq.call_open`)
 	s.start(time.Hour, 1)
 	s.cancel(1, 2, 3)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,4}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,4}' FROM callq.call_open`)
 	s.once(r)
 	s.want(`SELECT status = 'new' FROM call_queue WHERE id = 5`)
 	s.verify()
@@ -46,8 +46,8 @@ func TestCancelUnits(t *testing.T) {
 func TestCancelledAndLost(t *testing.T) {
 	t.Parallel()
 	for name, overdue := range map[string]string{
-		"lost":              `UPDATE call_open SET deadline = started_at`,
-		"of an older epoch": `UPDATE call_open SET epoch = 'older'`,
+		"lost":              `UPDATE callq.call_open SET deadline = started_at`,
+		"of an older epoch": `UPDATE callq.call_open SET epoch = 'older'`,
 	} {
 		for _, onLost := range []string{"retry", "fail"} {
 			parallel(t, name+", "+onLost, func(_ *testing.T, s *system) {
@@ -61,8 +61,8 @@ func TestCancelledAndLost(t *testing.T) {
 				s.once(r)
 				s.want(`SELECT status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL FROM call_queue`)
 				s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' FROM call_attempts`)
-				s.want(`SELECT sum(used) = 1 FROM call_usage`)
-				s.want(`SELECT count(*) = 0 FROM call_open`)
+				s.want(`SELECT sum(used) = 1 FROM callq.call_usage`)
+				s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 				s.verify()
 			})
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -104,7 +104,7 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 
 // transact is the claim transaction. Where nothing may be claimed it ends early.
 func (c *claimer) transact(ctx context.Context, queue string, wait, isolate bool) (list *candidates, b *batch, early *outcome, err error) {
-	conn, err := c.cfg.Pool.Acquire(ctx)
+	conn, err := schema.Acquire(ctx, c.cfg.db)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("connect: %w", err)
 	}
@@ -135,7 +135,7 @@ func (c *claimer) transact(ctx context.Context, queue string, wait, isolate bool
 }
 
 // commit writes and commits, in one trip, and notes what the claim has seen.
-func (c *claimer) commit(ctx context.Context, conn *pgxpool.Conn, s *snapshot, writes *pgx.Batch) error {
+func (c *claimer) commit(ctx context.Context, conn *schema.Conn, s *snapshot, writes *pgx.Batch) error {
 	writes.Queue(`COMMIT`)
 	if err := conn.SendBatch(ctx, writes).Close(); err != nil {
 		return fmt.Errorf("write and commit: %w", err)
@@ -146,7 +146,7 @@ func (c *claimer) commit(ctx context.Context, conn *pgxpool.Conn, s *snapshot, w
 }
 
 // rollBack ends the transaction, if there is one.
-func rollBack(ctx context.Context, conn *pgxpool.Conn) {
+func rollBack(ctx context.Context, conn *schema.Conn) {
 	if conn.Conn().PgConn().TxStatus() != 'I' {
 		_, _ = conn.Exec(ctx, `ROLLBACK`) // else the pool closes the connection
 	}
@@ -171,7 +171,7 @@ type snapshot struct {
 
 // look takes the locks, reads the clock, drains the inbox, and looks at workers and pauses. If nothing may be claimed, the claim
 // ends early, with an outcome.
-func (c *claimer) look(ctx context.Context, conn *pgxpool.Conn, queue string, wait bool) (s *snapshot, early *outcome, err error) {
+func (c *claimer) look(ctx context.Context, conn *schema.Conn, queue string, wait bool) (s *snapshot, early *outcome, err error) {
 	s = &snapshot{}
 	var locks pgx.Batch
 	locks.Queue(`BEGIN ISOLATION LEVEL READ COMMITTED`)
@@ -223,7 +223,7 @@ func (c *claimer) look(ctx context.Context, conn *pgxpool.Conn, queue string, wa
 
 // restored enters the epoch anew after a restore in place, and forgets what was known of the data.
 func (c *claimer) restored(ctx context.Context) error {
-	entered, err := policy.EnterRestored(ctx, c.cfg.Pool, c.lowWater.at)
+	entered, err := policy.EnterRestored(ctx, c.cfg.db, c.lowWater.at)
 	if err != nil {
 		return err
 	}
@@ -248,13 +248,13 @@ const pausedSQL = `
 WITH rules AS (SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unnest($2::text[]))
 SELECT
     (SELECT coalesce(max(least(p.until, clock_timestamp() + interval '1 day')) - clock_timestamp(), '0')
-     FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = '' AND p.until > clock_timestamp()),
-    EXISTS (SELECT FROM rules r JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key > ''),
-    EXISTS (SELECT FROM call_pauses p WHERE p.what = 'limit' AND p.name = ANY($2) AND p.spell IS NOT NULL AND p.until <= clock_timestamp()),
-    EXISTS (SELECT FROM call_remotes r WHERE r.limit_name = ANY($2) AND r.lowered IS NOT NULL AND r.reset_at > clock_timestamp())`
+     FROM rules r JOIN callq.call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = '' AND p.until > clock_timestamp()),
+    EXISTS (SELECT FROM rules r JOIN callq.call_pauses p ON p.what = r.what AND p.name = r.name AND p.key > ''),
+    EXISTS (SELECT FROM callq.call_pauses p WHERE p.what = 'limit' AND p.name = ANY($2) AND p.spell IS NOT NULL AND p.until <= clock_timestamp()),
+    EXISTS (SELECT FROM callq.call_remotes r WHERE r.limit_name = ANY($2) AND r.lowered IS NOT NULL AND r.reset_at > clock_timestamp())`
 
 // pausedKeys returns which of these keys are paused, and for how long.
-func (s *snapshot) pausedKeys(ctx context.Context, conn *pgxpool.Conn, keys []string) (map[string]time.Duration, error) {
+func (s *snapshot) pausedKeys(ctx context.Context, conn *schema.Conn, keys []string) (map[string]time.Duration, error) {
 	paused := map[string]time.Duration{}
 	if !s.keyPauses || len(keys) == 0 {
 		return paused, nil
@@ -273,7 +273,7 @@ const pausedKeysSQL = `
 SELECT p.key, least(p.until, clock_timestamp() + interval '1 day') - clock_timestamp()
 FROM (SELECT 'queue' AS what, $1 AS name UNION ALL SELECT 'limit', unnest($2::text[])) r
 CROSS JOIN unnest($3::text[]) AS k (key)
-JOIN call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = k.key
+JOIN callq.call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = k.key
 WHERE k.key <> '' AND p.until > clock_timestamp()`
 
 // restFor is an outcome for a queue of which nothing can be claimed for a while.

@@ -43,7 +43,7 @@ func TestClaimRace(t *testing.T) {
 			`INSERT INTO call_queue (key, cost) SELECT 'k' || k, 1 + i % 2 FROM generate_series(1, 12) k, generate_series(1, 20) i`,
 			rules(sliding("all", 45, time.Hour), perKey("each", 5, time.Hour), byCost("tokens", 70, time.Hour)),
 			`count(*) <= 45 AND sum(cost) <= 70 AND (count(*) = 45 OR sum(cost) > 68)
-				AND (SELECT max(n) <= 5 FROM (SELECT count(*) AS n FROM call_open GROUP BY key) k)`,
+				AND (SELECT max(n) <= 5 FROM (SELECT count(*) AS n FROM callq.call_open GROUP BY key) k)`,
 		},
 	}
 	for _, c := range cases {
@@ -53,9 +53,9 @@ func TestClaimRace(t *testing.T) {
 			s.exec(c.insert)
 			for range 5 {
 				s.claimAtOnce(dispatchers)
-				s.want(`SELECT ` + c.want + ` FROM call_open o`)
+				s.want(`SELECT ` + c.want + ` FROM callq.call_open o`)
 				s.verify()
-				s.exec(`TRUNCATE call_open`)
+				s.exec(`TRUNCATE callq.call_open`)
 				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
 			}
 		})
@@ -73,14 +73,14 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 		want               int
 	}{
 		{
-			"a limit, lowered meanwhile", `SELECT FROM call_limits WHERE name = 'b' FOR NO KEY UPDATE`,
-			`UPDATE call_limits SET rate = 2 WHERE name = 'b'`, 2,
+			"a limit, lowered meanwhile", `SELECT FROM callq.call_limits WHERE name = 'b' FOR NO KEY UPDATE`,
+			`UPDATE callq.call_limits SET rate = 2 WHERE name = 'b'`, 2,
 		},
 		{
-			"a queue that loses a limit meanwhile", `SELECT FROM call_queues FOR NO KEY UPDATE`,
-			`UPDATE call_queues SET limits = '{a}'`, 7,
+			"a queue that loses a limit meanwhile", `SELECT FROM callq.call_queues FOR NO KEY UPDATE`,
+			`UPDATE callq.call_queues SET limits = '{a}'`, 7,
 		},
-		{"the room, filled meanwhile", `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`, opensSQL(`SELECT -i AS id FROM generate_series(1, 19) i`), 1},
+		{"the room, filled meanwhile", `SELECT FROM callq.call_locks WHERE name = 'capacity' FOR UPDATE`, opensSQL(`SELECT -i AS id FROM generate_series(1, 19) i`), 1},
 	}
 	for _, c := range cases {
 		parallel(t, c.name, func(t *testing.T, s *system) {
@@ -92,7 +92,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			if err := s.another(r).Poll(t.Context()); err != nil {
 				t.Error(err)
 			}
-			s.want(`SELECT count(*) = 0 FROM call_open`)
+			s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 			d := s.another(policy.Policy{})
 			var ticked sync.WaitGroup
 			ticked.Go(func() {
@@ -103,7 +103,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 			released := one[time.Time](s, `SELECT clock_timestamp()`)
 			s.release(tx)
 			ticked.Wait()
-			s.want(`SELECT count(*) = $1 AND min(claimed_at) > $2 FROM call_open WHERE call_id > 0`, c.want, released)
+			s.want(`SELECT count(*) = $1 AND min(claimed_at) > $2 FROM callq.call_open WHERE call_id > 0`, c.want, released)
 		})
 	}
 }
@@ -121,10 +121,10 @@ func TestClaimPassesOverHeldCalls(t *testing.T) {
 	tx := s.hold(`SELECT FROM call_queue WHERE id = 1 FOR UPDATE`)
 	d := s.another(r)
 	s.turn(d)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM callq.call_open`)
 	s.release(tx)
 	for range 1000 { // it may have looked just before
-		if s.turn(d); one[bool](s, `SELECT count(*) = 3 FROM call_open`) {
+		if s.turn(d); one[bool](s, `SELECT count(*) = 3 FROM callq.call_open`) {
 			return
 		}
 	}
@@ -137,13 +137,13 @@ func TestMissingLockIsSaid(t *testing.T) {
 	s := newSystem(t)
 	s.once(rules())
 	s.calls("default", 1)
-	s.exec(`DELETE FROM call_locks WHERE name = 'capacity'`)
+	s.exec(`DELETE FROM callq.call_locks WHERE name = 'capacity'`)
 	d := s.dispatcher(rules())
 	err := d.Tick(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "INSERT INTO call_locks") {
+	if err == nil || !strings.Contains(err.Error(), "INSERT INTO callq.call_locks") {
 		t.Fatalf("got %v", err)
 	}
 	s.exec(err.Error()[strings.Index(err.Error(), "INSERT"):])
 	s.tick(d)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 }

@@ -62,7 +62,7 @@ func (w *clockWatch) saw(ctx context.Context, r *reading) error {
 	gained, known, least := w.clock.Gained(r.now, r.sent, r.received, r.gains.All())
 	if gained <= -time.Microsecond { // less is none to Postgres
 		w.cfg.Logger.WarnContext(ctx, "Postgres's clock was set back: for a while limits give out less", "by", -gained)
-		if _, err := w.cfg.Pool.Exec(ctx, noteLossSQL, r.now, gained); err != nil {
+		if _, err := w.cfg.db.Exec(ctx, noteLossSQL, r.now, gained); err != nil {
 			return fmt.Errorf("note that the clock was set back: %w", err)
 		}
 	}
@@ -80,12 +80,12 @@ func (w *clockWatch) saw(ctx context.Context, r *reading) error {
 }
 
 const clockSQL = `
-SELECT clock_timestamp(), (SELECT callq_epoch()), g.at, g.by
-FROM (SELECT) one LEFT JOIN call_clock_gains g ON g.by > '0'
+SELECT clock_timestamp(), (SELECT callq.epoch()), g.at, g.by
+FROM (SELECT) one LEFT JOIN callq.call_clock_gains g ON g.by > '0'
 ORDER BY g.id`
 
 // Units come free later, that is all. But the ledger's times are out of order, which verify must know.
-const noteLossSQL = `INSERT INTO call_clock_gains (at, by) VALUES ($1, $2)`
+const noteLossSQL = `INSERT INTO callq.call_clock_gains (at, by) VALUES ($1, $2)`
 
 // lostGains are those that were written and are no more, though too young to be tidied: a failover or restore lost them.
 func (w *clockWatch) lostGains(r *reading) limit.Gains {
@@ -106,7 +106,7 @@ func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, 
 		writes.Queue(noteGainSQL, w.clock.From(), now, sum, least)
 	}
 	noted = w.ask(&writes)
-	return noted, pgx.BeginTxFunc(ctx, w.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return noted, pgx.BeginTxFunc(ctx, w.cfg.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockGainsSQL); err != nil {
 			return err
 		}
@@ -115,16 +115,16 @@ func (w *clockWatch) note(ctx context.Context, lost limit.Gains, now time.Time, 
 }
 
 // It goes ahead of the batch, not in it: what a batch prepares locks its tables first, and two that hold those locks deadlock.
-const lockGainsSQL = `LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`
+const lockGainsSQL = `LOCK TABLE callq.call_clock_gains IN SHARE ROW EXCLUSIVE MODE`
 
 const noteAgainSQL = `
-INSERT INTO call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM call_clock_gains WHERE at = $1)`
+INSERT INTO callq.call_clock_gains (at, by) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM callq.call_clock_gains WHERE at = $1)`
 
 // What was seen since the reading that gains count from is the same step; measured more loosely here, it is a little more.
 const noteGainSQL = `
-INSERT INTO call_clock_gains (at, by)
+INSERT INTO callq.call_clock_gains (at, by)
 SELECT $2, $3::interval - by
-FROM (SELECT coalesce(sum(by), '0') AS by FROM call_clock_gains WHERE at > $1 AND by > '0') known
+FROM (SELECT coalesce(sum(by), '0') AS by FROM callq.call_clock_gains WHERE at > $1 AND by > '0') known
 WHERE $3::interval - by > $4::interval`
 
 // gained is what the limit's window is widened by: what Postgres's clock gained while anything that still counts was under way.
@@ -137,7 +137,7 @@ func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
 	if epoch == w.epoch {
 		return nil
 	}
-	entered, err := policy.EnterEpoch(ctx, w.cfg.Pool)
+	entered, err := policy.EnterEpoch(ctx, w.cfg.db)
 	if err != nil {
 		return err
 	}

@@ -72,12 +72,12 @@ func TestClockSetForward(t *testing.T) {
 	s.turn(d)
 	// By the clock 122 s have passed since the start, in truth 62: the unit is occupied for 126.
 	s.setClock(0)
-	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '62 s', started_at = started_at - interval '62 s'`)
+	s.exec(`UPDATE callq.call_open SET claimed_at = claimed_at - interval '62 s', started_at = started_at - interval '62 s'`)
 	s.turn(d)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
-	s.exec(`UPDATE call_open SET claimed_at = claimed_at - interval '65 s', started_at = started_at - interval '65 s'`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_open SET claimed_at = claimed_at - interval '65 s', started_at = started_at - interval '65 s'`)
 	s.turn(d)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 }
 
 // What one process saw the clock gain the next knows, as `dispatch --once` is each time. Two that see the same step do
@@ -95,14 +95,14 @@ func TestClockSetForwardBeforeARestart(t *testing.T) {
 	s.turn(first)
 	s.turn(second)
 	s.start(time.Second)
-	s.exec(`UPDATE call_open SET acked_at = started_at`)
+	s.exec(`UPDATE callq.call_open SET acked_at = started_at`)
 	s.setClock(70 * time.Second)
 	s.turn(first)
 	s.turn(second)
 	s.turn(s.another(r))
-	s.want(`SELECT count(*) = 1 AND bool_and(attempt = 1) FROM (SELECT attempt FROM call_open UNION ALL SELECT attempt FROM call_attempts) a`)
+	s.want(`SELECT count(*) = 1 AND bool_and(attempt = 1) FROM (SELECT attempt FROM callq.call_open UNION ALL SELECT attempt FROM call_attempts) a`)
 	// By each one's measure it is some milliseconds more or less.
-	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`)
+	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM callq.call_clock_gains`)
 }
 
 // Two that write it down together wait for one another: neither holds a lock already that the other's excludes.
@@ -118,7 +118,7 @@ func TestClockSetForwardSeenByTwo(t *testing.T) {
 		s.turn(d)
 	}
 	s.setClock(70 * time.Second)
-	third := s.hold(`LOCK TABLE call_clock_gains IN SHARE ROW EXCLUSIVE MODE`)
+	third := s.hold(`LOCK TABLE callq.call_clock_gains IN SHARE ROW EXCLUSIVE MODE`)
 	var noted sync.WaitGroup
 	for _, d := range both {
 		noted.Go(func() { s.tick(d) })
@@ -126,7 +126,7 @@ func TestClockSetForwardSeenByTwo(t *testing.T) {
 	s.eventually(waitingSQL, len(both))
 	s.release(third)
 	noted.Wait()
-	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`)
+	s.want(`SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM callq.call_clock_gains`)
 }
 
 // What a failover loses of it, who saw it writes down again.
@@ -141,9 +141,9 @@ func TestClockSetForwardBeforeAFailover(t *testing.T) {
 	s.turn(d)
 	s.setClock(70 * time.Second)
 	s.turn(d)
-	const written = `SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM call_clock_gains`
+	const written = `SELECT sum(by) BETWEEN '69 s' AND '71 s' FROM callq.call_clock_gains`
 	s.want(written)
-	s.exec(`DELETE FROM call_clock_gains`)
+	s.exec(`DELETE FROM callq.call_clock_gains`)
 	s.failOver()
 	s.turn(d)
 	s.want(written)
@@ -160,14 +160,14 @@ func TestClockSetForwardWhileShut(t *testing.T) {
 	r := rules(sliding("api", 1, time.Minute))
 	s.publish(r)
 	s.calls("default", 1)
-	s.exec(`UPDATE call_limits SET epoch = 'older'`)
+	s.exec(`UPDATE callq.call_limits SET epoch = 'older'`)
 	d := s.dispatcher(r)
 	for range 3 {
 		s.turn(d)
 		s.setClock(70 * time.Second)
 	}
-	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.want(`SELECT missing_until < clock.clock_timestamp() FROM call_limits`) // by the clock it is over
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
+	s.want(`SELECT missing_until < clock.clock_timestamp() FROM callq.call_limits`) // by the clock it is over
 }
 
 // That the clock was set back is written down: the ledger's times are out of order.
@@ -181,7 +181,7 @@ func TestClockSetBackIsNoted(t *testing.T) {
 	s.turn(d)
 	s.setClock(-time.Minute)
 	s.turn(d)
-	s.want(`SELECT count(*) = 1 AND bool_and(by BETWEEN '-70 s' AND '-60 s') FROM call_clock_gains`)
+	s.want(`SELECT count(*) = 1 AND bool_and(by BETWEEN '-70 s' AND '-60 s') FROM callq.call_clock_gains`)
 }
 
 // A claim within which the clock is set back gives nothing out: what started since it read the clock
@@ -198,10 +198,10 @@ func TestClockSetBackWithinAClaim(t *testing.T) {
 	s.exec(`GRANT USAGE ON SEQUENCE clock.readings TO PUBLIC`)
 	s.clockIs(`pg_catalog.clock_timestamp() + interval '1 day' - nextval('clock.readings') * interval '1 s'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	s.clockIs(`pg_catalog.clock_timestamp() + interval '1 day'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 }
 
 // An attempt's start is never before its claim, whatever the clock says, and its deadline follows it.
@@ -214,7 +214,7 @@ func TestStartAfterAStepBack(t *testing.T) {
 	s.once(rules(sliding("api", 5, time.Second)))
 	s.setClock(-time.Minute)
 	s.start(5 * time.Second)
-	s.want(`SELECT started_at = claimed_at AND deadline = started_at + interval '6 s' FROM call_open`)
+	s.want(`SELECT started_at = claimed_at AND deadline = started_at + interval '6 s' FROM callq.call_open`)
 }
 
 // However late a request's last byte was written, its first was within send_within: the charge never
@@ -229,7 +229,7 @@ func TestChargeOfASlowBody(t *testing.T) {
 	s.once(rules(api))
 	s.start(time.Hour)
 	var c ledger.Closing
-	if err := s.pool.QueryRow(t.Context(), `SELECT call_id, attempt, token FROM call_open`).Scan(&c.CallID, &c.Attempt, &c.Token); err != nil {
+	if err := s.pool.QueryRow(t.Context(), `SELECT call_id, attempt, token FROM callq.call_open`).Scan(&c.CallID, &c.Attempt, &c.Token); err != nil {
 		t.Fatal(err)
 	}
 	c.Outcome, c.Status = callqueue.OutcomeError, callqueue.StatusFailed
@@ -247,7 +247,7 @@ func TestOlderEpochIsNotTakenBack(t *testing.T) {
 	r := rules(sliding("api", 5, time.Hour))
 	s.calls("default", 2)
 	s.once(r)
-	s.exec(`UPDATE call_open SET epoch = 'older'`)
+	s.exec(`UPDATE callq.call_open SET epoch = 'older'`)
 	unsent := ledger.Closing{
 		CallID: 1, Attempt: 1, Unstarted: true, Outcome: callqueue.OutcomeNotSent, Status: callqueue.StatusNew,
 	}
@@ -257,7 +257,7 @@ func TestOlderEpochIsNotTakenBack(t *testing.T) {
 	if recalled, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "limit", Name: "api"}); err != nil || recalled != 0 {
 		t.Errorf("%d were recalled (%v)", recalled, err)
 	}
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	s.once(r)
 	s.want(`SELECT count(*) = 2 AND bool_and(outcome = 'lost' AND jsonb_array_length(charged) = 1) FROM call_attempts`)
 }

@@ -79,16 +79,16 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			if err := d.Tick(t.Context()); err == nil || cut.armed.Load() {
 				t.Fatalf("the tick ended with %v", err)
 			}
-			s.want(`SELECT count(*) = CASE WHEN $1::bool THEN 2 ELSE 0 END FROM call_open`, committed)
+			s.want(`SELECT count(*) = CASE WHEN $1::bool THEN 2 ELSE 0 END FROM callq.call_open`, committed)
 			if got := s.pending("http"); len(got) != 0 {
 				t.Errorf("handed over: %v", got)
 			}
-			s.exec(`UPDATE call_open SET handed_at = handed_at - interval '6 s'`)
+			s.exec(`UPDATE callq.call_open SET handed_at = handed_at - interval '6 s'`)
 			s.tick(d)
 			if got := s.pending("http"); len(got) != 2 {
 				t.Errorf("after another tick: %v, want 2", got)
 			}
-			s.want(`SELECT count(*) = 2 AND bool_and(attempt = 1) FROM call_open`)
+			s.want(`SELECT count(*) = 2 AND bool_and(attempt = 1) FROM callq.call_open`)
 			s.verify()
 		})
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/recovery"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,8 +32,10 @@ import (
 // Config says what a dispatcher needs. Zero values mean the defaults.
 type Config struct {
 	// Pool says how to reach Postgres; required. Run and Once open connections of their own from its configuration.
-	Pool  *pgxpool.Pool
-	Redis redis.UniversalClient // required
+	Pool        *pgxpool.Pool
+	Redis       redis.UniversalClient // required
+	Schema      string                // callq's own; default callq
+	TableSchema string                // that of call_queue and call_attempts; default public
 	// Budgets is where budgets are; nil: Redis.
 	Budgets redis.UniversalClient
 	// Listen configures the one connection that hears notifications; nil: as Pool's. It must not go through a pooler in
@@ -52,7 +55,11 @@ type Config struct {
 	// since boot, and rand.Int64N.
 	Now    func() time.Time
 	Random func(n int64) int64
+
+	db schema.DB // Pool, or what connected made of it
 }
+
+func (c *Config) schemas() schema.Names { return schema.Names{Own: c.Schema, Tables: c.TableSchema} }
 
 // Dispatcher is one of any number that share a database. Make it with New, then call Run or Once.
 type Dispatcher struct {
@@ -83,6 +90,10 @@ func New(cfg Config) (*Dispatcher, error) {
 	if cfg.Redis == nil {
 		return nil, errors.New("dispatcher: Config.Redis is required")
 	}
+	if err := cfg.schemas().Check(); err != nil {
+		return nil, fmt.Errorf("dispatcher: %w", err)
+	}
+	cfg.db = cfg.schemas().In(cfg.Pool)
 	initial := Settings{cfg.Policy, cfg.Schedule, cfg.Retention}
 	if err := initial.check(); err != nil {
 		return nil, fmt.Errorf("dispatcher: %w", err)
@@ -101,7 +112,7 @@ func New(cfg Config) (*Dispatcher, error) {
 	}
 	d := &Dispatcher{
 		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: &alarm{notified: make(chan struct{}, 1)},
-		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.New(cfg.Redis, cfg.Pool, cfg.Logger),
+		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.New(cfg.Redis, cfg.db, cfg.Logger),
 	}
 	d.current.Store(&initial)
 	d.clock = &clockWatch{cfg: &d.cfg}
@@ -112,7 +123,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		scan: scanWindow{drained: map[string]time.Time{}}, needs: newNeeds(&d.cfg, d.sender, d.metrics),
 	}
 	d.recovery = recovery.New(recovery.Config{
-		Pool: cfg.Pool, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
+		Pool: cfg.db, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
 	})
 	return d, nil
 }
@@ -170,14 +181,14 @@ func (d *Dispatcher) Recover(ctx context.Context, dryRun bool) ([]recovery.Recov
 
 // connected runs a part on connections of its own.
 func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
-	given := d.cfg.Pool
-	own, end, err := ledger.Connect(ctx, given, 4)
+	given := d.cfg.db
+	own, end, err := ledger.Connect(ctx, d.cfg.Pool, d.cfg.schemas(), 4)
 	if err != nil {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
 	defer end()
-	use := func(pool *pgxpool.Pool) {
-		d.cfg.Pool, d.recovery.Pool, d.sender.DB, d.claims.needs.DB = pool, pool, pool, pool
+	use := func(pool schema.DB) {
+		d.cfg.db, d.recovery.Pool, d.sender.DB, d.claims.needs.DB = pool, pool, pool, pool
 	}
 	use(own)
 	defer use(given)
@@ -190,7 +201,7 @@ func (d *Dispatcher) dispatch(ctx context.Context) {
 	d.cfg.Logger.InfoContext(ctx, "dispatcher started",
 		"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	var parts sync.WaitGroup
-	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.Logger) })
+	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.schemas().WakeChannel(), d.cfg.Logger) })
 	parts.Go(func() { d.stepLoop(ctx) })
 	parts.Go(func() { d.reloadLoop(ctx, jobs) })
 	signal(d.ticks)

@@ -84,7 +84,7 @@ func redisDatabase() (*redis.Client, error) {
 // What is claimed may be started for an hour more, however slow the machine is.
 const patientSQL = `
 CREATE FUNCTION patient() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.start_by := NEW.start_by + interval ''1 hour''; RETURN NEW; END';
-CREATE TRIGGER patient BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION patient()`
+CREATE TRIGGER patient BEFORE INSERT ON callq.call_open FOR EACH ROW EXECUTE FUNCTION patient()`
 
 func rules(limits ...policy.Limit) policy.Policy {
 	r := policy.Policy{Limits: limits}
@@ -157,12 +157,12 @@ func (s *system) verify() {
 func (s *system) verifyLongAgo() {
 	s.t.Helper()
 	for _, sql := range []string{
-		`DELETE FROM call_audit`,
-		`UPDATE call_limit_versions SET effective_from = effective_from - interval '1 day' WHERE version = 1`,
-		`UPDATE call_open SET claimed_at = least(claimed_at, started_at)`,
+		`DELETE FROM callq.call_audit`,
+		`UPDATE callq.call_limit_versions SET effective_from = effective_from - interval '1 day' WHERE version = 1`,
+		`UPDATE callq.call_open SET claimed_at = least(claimed_at, started_at)`,
 		`UPDATE call_attempts SET claimed_at = least(claimed_at, started_at)`,
 		`UPDATE call_queue SET dispatched_at = claimed_at
-			FROM (SELECT call_id, attempt, claimed_at FROM call_attempts UNION ALL SELECT call_id, attempt, claimed_at FROM call_open) a
+			FROM (SELECT call_id, attempt, claimed_at FROM call_attempts UNION ALL SELECT call_id, attempt, claimed_at FROM callq.call_open) a
 			WHERE call_id = id AND attempt = attempts`,
 	} {
 		s.exec(sql)

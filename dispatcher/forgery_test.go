@@ -87,18 +87,18 @@ var forgeries = []struct{ name, sql string }{
 		SELECT call_id, 2, requests, cost, settled, claimed_at, started_at, arrived_by, finished_at, outcome,
 		queue, task, key, worker, error, charged, result FROM call_attempts WHERE call_id = 1`},
 	// What is open.
-	{"an open attempt of no limits", `UPDATE call_open SET limits = '{}', keys = '{}', costs = '{}' WHERE started_at IS NOT NULL`},
-	{"an open attempt of one limit less", `UPDATE call_open SET limits = limits[2:], keys = keys[2:], costs = costs[2:] WHERE cardinality(limits) > 1`},
-	{"an open attempt that takes nothing", `UPDATE call_open SET costs = array_fill(0::bigint, ARRAY[cardinality(costs)]) WHERE started_at IS NOT NULL`},
-	{"an open attempt of another key", `UPDATE call_open SET keys = array_fill('z'::text, ARRAY[cardinality(keys)]) WHERE started_at IS NOT NULL`},
-	{"an open attempt that did not start", `UPDATE call_open SET started_at = NULL WHERE started_at IS NOT NULL`},
-	{"an open attempt that started before its claim", `UPDATE call_open SET started_at = claimed_at - interval '1 h' WHERE started_at IS NOT NULL`},
-	{"an open attempt that was claimed and started earlier", `UPDATE call_open SET claimed_at = claimed_at - interval '1 h', started_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
-	{"an open attempt that is quicker", `UPDATE call_open SET send_within = '0' WHERE started_at IS NOT NULL`},
-	{"an open attempt acknowledged before it started", `UPDATE call_open SET acked_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
-	{"an open attempt overtaken before it started", `UPDATE call_open SET overtaken_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
-	{"an open attempt gone", `DELETE FROM call_open WHERE started_at IS NOT NULL`},
-	{"an open attempt and its counter gone", `WITH gone AS (DELETE FROM call_open WHERE started_at IS NOT NULL RETURNING call_id)
+	{"an open attempt of no limits", `UPDATE callq.call_open SET limits = '{}', keys = '{}', costs = '{}' WHERE started_at IS NOT NULL`},
+	{"an open attempt of one limit less", `UPDATE callq.call_open SET limits = limits[2:], keys = keys[2:], costs = costs[2:] WHERE cardinality(limits) > 1`},
+	{"an open attempt that takes nothing", `UPDATE callq.call_open SET costs = array_fill(0::bigint, ARRAY[cardinality(costs)]) WHERE started_at IS NOT NULL`},
+	{"an open attempt of another key", `UPDATE callq.call_open SET keys = array_fill('z'::text, ARRAY[cardinality(keys)]) WHERE started_at IS NOT NULL`},
+	{"an open attempt that did not start", `UPDATE callq.call_open SET started_at = NULL WHERE started_at IS NOT NULL`},
+	{"an open attempt that started before its claim", `UPDATE callq.call_open SET started_at = claimed_at - interval '1 h' WHERE started_at IS NOT NULL`},
+	{"an open attempt that was claimed and started earlier", `UPDATE callq.call_open SET claimed_at = claimed_at - interval '1 h', started_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
+	{"an open attempt that is quicker", `UPDATE callq.call_open SET send_within = '0' WHERE started_at IS NOT NULL`},
+	{"an open attempt acknowledged before it started", `UPDATE callq.call_open SET acked_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
+	{"an open attempt overtaken before it started", `UPDATE callq.call_open SET overtaken_at = started_at - interval '1 h' WHERE started_at IS NOT NULL`},
+	{"an open attempt gone", `DELETE FROM callq.call_open WHERE started_at IS NOT NULL`},
+	{"an open attempt and its counter gone", `WITH gone AS (DELETE FROM callq.call_open WHERE started_at IS NOT NULL RETURNING call_id)
 		UPDATE call_queue SET attempts = attempts - 1, status = 'new' WHERE id IN (SELECT call_id FROM gone)`},
 	// What a call says.
 	{"a status that is none", `UPDATE call_queue SET status = 'fine' WHERE id = 1`},
@@ -118,37 +118,37 @@ var forgeries = []struct{ name, sql string }{
 	{"done at no time", `UPDATE call_queue SET finished_at = NULL WHERE id = 1`},
 	{"retried after attempts that it did not have", `UPDATE call_queue SET retried_after = 9 WHERE id = 1`},
 	// What was in force.
-	{"a version deleted, the last", `DELETE FROM call_limit_versions c WHERE limit_name = 'api' AND version = (SELECT max(version) FROM call_limit_versions WHERE limit_name = 'api')`},
-	{"a version deleted, between", `DELETE FROM call_limit_versions WHERE limit_name = 'api' AND version = 2`},
-	{"a version deleted, the first", `DELETE FROM call_limit_versions WHERE limit_name = 'api' AND version = 1`},
-	{"all versions of a limit deleted", `DELETE FROM call_limit_versions WHERE limit_name = 'api'`},
-	{"a version raised afterwards, between", `UPDATE call_limit_versions SET rate = rate * 2 WHERE limit_name = 'api' AND version = 2`},
-	{"a version raised afterwards, the first", `UPDATE call_limit_versions SET rate = rate * 2 WHERE limit_name = 'api' AND version = 1`},
-	{"a version raised afterwards, the last", `UPDATE call_limit_versions c SET rate = rate * 2 WHERE limit_name = 'api' AND version = (SELECT max(version) FROM call_limit_versions WHERE limit_name = 'api')`},
-	{"a version's window shortened afterwards", `UPDATE call_limit_versions SET window_size = '1 s' WHERE limit_name = 'api' AND version = 2`},
-	{"a version's slack lowered afterwards", `UPDATE call_limit_versions SET slack = '0' WHERE limit_name = 'api' AND version = 2`},
-	{"a version's burst raised afterwards", `UPDATE call_limit_versions SET shape = jsonb_set(shape, '{burst}', '100000') WHERE limit_name = 'bucket' AND version = 1`},
-	{"a version in force later", `UPDATE call_limit_versions SET effective_from = effective_from + interval '5 min' WHERE limit_name = 'api' AND version = 2`},
-	{"a version in force earlier", `UPDATE call_limit_versions SET effective_from = effective_from - interval '1 h' WHERE limit_name = 'api' AND version = 2`},
-	{"a version of fewer queues", `UPDATE call_limit_versions SET queues = array_remove(queues, 'heavy') WHERE limit_name = 'api' AND version = 2`},
-	{"a version that never was", `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
-		SELECT limit_name, 1 + version, clock_timestamp(), 10 * rate, window_size, slack, send_within, queues, applied_by FROM call_limit_versions WHERE limit_name = 'day' ORDER BY version DESC LIMIT 1`},
-	{"a limit removed, and back", `UPDATE call_limit_versions SET rate = NULL WHERE limit_name = 'api' AND version = 2`},
-	{"a limit unlike its last version, its rate", `UPDATE call_limits SET rate = rate * 2 WHERE name = 'api'`},
-	{"a limit unlike its last version, its window", `UPDATE call_limits SET window_size = '1 min' WHERE name = 'api'`},
-	{"a limit unlike its last version, its slack", `UPDATE call_limits SET slack = '0' WHERE name = 'api'`},
-	{"a limit unlike its last version, its queues", `UPDATE call_limits SET queues = array_remove(queues, 'heavy') WHERE name = 'api'`},
-	{"a limit unlike its last version, its overrides", `UPDATE call_limits SET overrides = '{"a": 1000}' WHERE name = 'each'`},
-	{"a limit unlike its last version, its number", `UPDATE call_limits SET version = version + 1 WHERE name = 'api'`},
-	{"a limit gone", `DELETE FROM call_limits WHERE name = 'api'`},
-	{"a queue without a limit that counts it", `UPDATE call_queues SET limits = array_remove(limits, 'api') WHERE name = 'heavy'`},
+	{"a version deleted, the last", `DELETE FROM callq.call_limit_versions c WHERE limit_name = 'api' AND version = (SELECT max(version) FROM callq.call_limit_versions WHERE limit_name = 'api')`},
+	{"a version deleted, between", `DELETE FROM callq.call_limit_versions WHERE limit_name = 'api' AND version = 2`},
+	{"a version deleted, the first", `DELETE FROM callq.call_limit_versions WHERE limit_name = 'api' AND version = 1`},
+	{"all versions of a limit deleted", `DELETE FROM callq.call_limit_versions WHERE limit_name = 'api'`},
+	{"a version raised afterwards, between", `UPDATE callq.call_limit_versions SET rate = rate * 2 WHERE limit_name = 'api' AND version = 2`},
+	{"a version raised afterwards, the first", `UPDATE callq.call_limit_versions SET rate = rate * 2 WHERE limit_name = 'api' AND version = 1`},
+	{"a version raised afterwards, the last", `UPDATE callq.call_limit_versions c SET rate = rate * 2 WHERE limit_name = 'api' AND version = (SELECT max(version) FROM callq.call_limit_versions WHERE limit_name = 'api')`},
+	{"a version's window shortened afterwards", `UPDATE callq.call_limit_versions SET window_size = '1 s' WHERE limit_name = 'api' AND version = 2`},
+	{"a version's slack lowered afterwards", `UPDATE callq.call_limit_versions SET slack = '0' WHERE limit_name = 'api' AND version = 2`},
+	{"a version's burst raised afterwards", `UPDATE callq.call_limit_versions SET shape = jsonb_set(shape, '{burst}', '100000') WHERE limit_name = 'bucket' AND version = 1`},
+	{"a version in force later", `UPDATE callq.call_limit_versions SET effective_from = effective_from + interval '5 min' WHERE limit_name = 'api' AND version = 2`},
+	{"a version in force earlier", `UPDATE callq.call_limit_versions SET effective_from = effective_from - interval '1 h' WHERE limit_name = 'api' AND version = 2`},
+	{"a version of fewer queues", `UPDATE callq.call_limit_versions SET queues = array_remove(queues, 'heavy') WHERE limit_name = 'api' AND version = 2`},
+	{"a version that never was", `INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
+		SELECT limit_name, 1 + version, clock_timestamp(), 10 * rate, window_size, slack, send_within, queues, applied_by FROM callq.call_limit_versions WHERE limit_name = 'day' ORDER BY version DESC LIMIT 1`},
+	{"a limit removed, and back", `UPDATE callq.call_limit_versions SET rate = NULL WHERE limit_name = 'api' AND version = 2`},
+	{"a limit unlike its last version, its rate", `UPDATE callq.call_limits SET rate = rate * 2 WHERE name = 'api'`},
+	{"a limit unlike its last version, its window", `UPDATE callq.call_limits SET window_size = '1 min' WHERE name = 'api'`},
+	{"a limit unlike its last version, its slack", `UPDATE callq.call_limits SET slack = '0' WHERE name = 'api'`},
+	{"a limit unlike its last version, its queues", `UPDATE callq.call_limits SET queues = array_remove(queues, 'heavy') WHERE name = 'api'`},
+	{"a limit unlike its last version, its overrides", `UPDATE callq.call_limits SET overrides = '{"a": 1000}' WHERE name = 'each'`},
+	{"a limit unlike its last version, its number", `UPDATE callq.call_limits SET version = version + 1 WHERE name = 'api'`},
+	{"a limit gone", `DELETE FROM callq.call_limits WHERE name = 'api'`},
+	{"a queue without a limit that counts it", `UPDATE callq.call_queues SET limits = array_remove(limits, 'api') WHERE name = 'heavy'`},
 	// What has been used.
-	{"usage lower", `UPDATE call_usage SET used = used - 1 WHERE limit_name = 'api' AND used > 0`},
-	{"usage gone", `DELETE FROM call_usage WHERE limit_name = 'api'`},
-	{"usage of another key", `UPDATE call_usage SET key = 'z' WHERE limit_name = 'each' AND key = 'a'`},
+	{"usage lower", `UPDATE callq.call_usage SET used = used - 1 WHERE limit_name = 'api' AND used > 0`},
+	{"usage gone", `DELETE FROM callq.call_usage WHERE limit_name = 'api'`},
+	{"usage of another key", `UPDATE callq.call_usage SET key = 'z' WHERE limit_name = 'each' AND key = 'a'`},
 	// What Postgres's clock gained.
-	{"a gain of the clock that no time is", `INSERT INTO call_clock_gains (at, by) VALUES ('infinity', '1 h')`},
-	{"a gain of the clock that is none", `INSERT INTO call_clock_gains (at, by) VALUES (clock_timestamp(), '0')`},
+	{"a gain of the clock that no time is", `INSERT INTO callq.call_clock_gains (at, by) VALUES ('infinity', '1 h')`},
+	{"a gain of the clock that is none", `INSERT INTO callq.call_clock_gains (at, by) VALUES (clock_timestamp(), '0')`},
 }
 
 // Every forgery is found in a history that the real program made, and nothing in the history as it is.
@@ -255,8 +255,8 @@ func (s *system) honestHistory() {
 	s.alive(100)
 	s.once(r)
 	s.start(time.Minute)
-	s.exec(`UPDATE call_open SET deadline = started_at + interval '1 ms'`)
-	s.exec(`UPDATE call_queues SET on_lost = 'fail' WHERE name = 'heavy'`)
+	s.exec(`UPDATE callq.call_open SET deadline = started_at + interval '1 ms'`)
+	s.exec(`UPDATE callq.call_queues SET on_lost = 'fail' WHERE name = 'heavy'`)
 	s.once(r)
 	s.exec(`UPDATE call_queue SET run_at = 'infinity' WHERE status = 'error'`)
 	s.exec(`INSERT INTO call_queue (expires_at) VALUES (clock_timestamp() + interval '1 ms')`)
@@ -268,7 +268,7 @@ func (s *system) honestHistory() {
 	s.once(r)
 	s.exec(`INSERT INTO call_queue (run_at) VALUES (clock_timestamp() + interval '1 day')`)
 	s.want(`SELECT array_agg(DISTINCT outcome ORDER BY outcome) = '{done,error,lost,not_sent,permanent,snoozed}' FROM call_attempts`)
-	s.want(`SELECT count(*) FILTER (WHERE started_at IS NULL) > 0 AND count(started_at) > 0 FROM call_open`)
+	s.want(`SELECT count(*) FILTER (WHERE started_at IS NULL) > 0 AND count(started_at) > 0 FROM callq.call_open`)
 }
 
 // worker runs the tasks of honestHistory.

@@ -26,7 +26,7 @@ func (s *system) due(queue string, n int) {
 func (s *system) stage() {
 	s.t.Helper()
 	s.settable()
-	s.exec(`DROP TRIGGER patient ON call_open`)
+	s.exec(`DROP TRIGGER patient ON callq.call_open`)
 	s.alive(100)
 }
 
@@ -34,7 +34,7 @@ func (s *system) stage() {
 func (s *system) clockAt(at string) {
 	s.t.Helper()
 	s.clockIs(`timestamptz '` + at + `'`)
-	s.exec(`UPDATE call_workers SET heartbeat_at = clock_timestamp()`)
+	s.exec(`UPDATE callq.call_workers SET heartbeat_at = clock_timestamp()`)
 }
 
 // Nothing is claimed outside of a queue's hours, nor started after they ended; what has started goes on, and the
@@ -63,14 +63,14 @@ func TestHours(t *testing.T) {
 		s.want(`SELECT bool_and((attempts > 0) = (queue = 'always')) FROM call_queue`)
 	}
 	once("2040-01-09 09:00:00 Europe/Berlin")
-	s.want(`SELECT count(*) = 2 AND bool_and(start_by = claimed_at + interval '30 s') FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT count(*) = 2 AND bool_and(start_by = claimed_at + interval '30 s') FROM callq.call_open WHERE queue = 'default'`)
 	s.start(time.Minute, 1, 2)
 	s.finish(1, 2)
 
 	s.clockAt("2040-01-09 17:59:55 Europe/Berlin")
 	s.due("default", 3)
 	once("2040-01-09 17:59:55 Europe/Berlin")
-	s.want(`SELECT count(*) = 3 AND bool_and(start_by = '2040-01-09 18:00:00 Europe/Berlin') FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT count(*) = 3 AND bool_and(start_by = '2040-01-09 18:00:00 Europe/Berlin') FROM callq.call_open WHERE queue = 'default'`)
 	s.clockAt("2040-01-09 17:59:59.9 Europe/Berlin")
 	s.start(time.Minute, 4)
 	s.clockAt("2040-01-09 18:00:00 Europe/Berlin")
@@ -80,14 +80,14 @@ func TestHours(t *testing.T) {
 		t.Errorf("starts after the hours: %+v, %v", answers, err)
 	}
 	once("2040-01-09 18:00:01 Europe/Berlin")
-	s.want(`SELECT array_agg(call_id) = '{4}' FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT array_agg(call_id) = '{4}' FROM callq.call_open WHERE queue = 'default'`)
 	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,6}' AND bool_and(error = 'not sent: no worker started it in time'
 		AND charged = '[]') FROM call_attempts WHERE outcome = 'not_sent' AND queue = 'default'`)
 	s.want(`SELECT count(*) = 2 FROM call_queue WHERE id IN (5, 6) AND status = 'new' AND failed_count = 0`)
 	s.finish(4)
 	s.want(`SELECT status = 'done' FROM call_queue WHERE id = 4`)
 	once("2040-01-10 09:00:00 Europe/Berlin")
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,6}' FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,6}' FROM callq.call_open WHERE queue = 'default'`)
 	s.verify()
 }
 
@@ -113,10 +113,10 @@ func TestHoursBegin(t *testing.T) {
 
 	s.clockIs(`pg_catalog.clock_timestamp() + (SELECT by FROM clock.gain)`)
 	s.exec(`UPDATE clock.gain SET by = timestamptz '2040-01-09 08:59:59 Europe/Berlin' - pg_catalog.clock_timestamp()`)
-	s.exec(`UPDATE call_workers SET heartbeat_at = clock_timestamp() + interval '1 h'`)
+	s.exec(`UPDATE callq.call_workers SET heartbeat_at = clock_timestamp() + interval '1 h'`)
 	s.run(s.dispatcher(r, seldom).Run)
-	s.eventually(`SELECT count(*) = 1 FROM call_open`)
-	s.want(`SELECT claimed_at >= '2040-01-09 09:00:00 Europe/Berlin' FROM call_open`)
+	s.eventually(`SELECT count(*) = 1 FROM callq.call_open`)
+	s.want(`SELECT claimed_at >= '2040-01-09 09:00:00 Europe/Berlin' FROM callq.call_open`)
 }
 
 // Other hours are published as other limits are: audited, and what has not started is recalled.
@@ -134,9 +134,9 @@ func TestHoursArePublished(t *testing.T) {
 	if len(changes) != 2 || !strings.HasSuffix(changes[0], "hours Mon-Wed 12:00-13:00 UTC") || changes[1] != "1 unstarted attempts recalled" {
 		t.Errorf("changes %q", changes)
 	}
-	s.want(`SELECT hours = 'Mon-Wed 12:00-13:00 UTC' FROM call_queues`)
-	s.want(`SELECT change LIKE '%, hours Mon-Wed 12:00-13:00 UTC' FROM call_audit ORDER BY id DESC LIMIT 1`)
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`)
+	s.want(`SELECT hours = 'Mon-Wed 12:00-13:00 UTC' FROM callq.call_queues`)
+	s.want(`SELECT change LIKE '%, hours Mon-Wed 12:00-13:00 UTC' FROM callq.call_audit ORDER BY id DESC LIMIT 1`)
+	s.want(`SELECT array_agg(call_id) = '{1}' FROM callq.call_open`)
 	if again := s.publish(openIn(" Mon-Wed 12:00-13:00 UTC")); len(again) != 0 {
 		t.Errorf("the same changes %q", again)
 	}
@@ -144,15 +144,15 @@ func TestHoursArePublished(t *testing.T) {
 		t.Errorf("hours that never open: %v", err)
 	}
 	s.once(rules())
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 
 	day := s.joined(rules())
 	s.due("default", 1)
 	s.tick(day)
-	s.want(`SELECT count(*) = 3 FROM call_open`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open`)
 	s.replace(day, openIn("12:00-13:00")) // as a reload does
 	s.tick(day)
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id) = '{1}' FROM callq.call_open`)
 }
 
 // Hours whose zone a dispatcher does not know (another's zones are newer) keep it from this queue alone.
@@ -168,11 +168,11 @@ func TestHoursOfAnUnknownZone(t *testing.T) {
 	if err := d.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.exec(`UPDATE call_queues SET hours = '00:00-24:00 Mars/Olympus' WHERE name = 'default'`)
+	s.exec(`UPDATE callq.call_queues SET hours = '00:00-24:00 Mars/Olympus' WHERE name = 'default'`)
 	s.due("default", 1)
 	s.due("other", 1)
 	if err := d.Tick(t.Context()); err == nil || !strings.Contains(err.Error(), `claim from queue "default": read the hours "00:00-24:00 Mars/Olympus": "Mars/Olympus" is not a time zone`) {
 		t.Errorf("tick: %v", err)
 	}
-	s.want(`SELECT array_agg(queue) = '{other}' FROM call_open`)
+	s.want(`SELECT array_agg(queue) = '{other}' FROM callq.call_open`)
 }

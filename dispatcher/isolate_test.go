@@ -40,7 +40,7 @@ func TestClosingThatErrs(t *testing.T) {
 	s.once(r)
 	s.start(time.Minute)
 	s.refuse(`NEW.id = 7 AND NEW.status <> OLD.status`)
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+	s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 	s.tick(d)
 	s.want(`SELECT count(*) = 19 FROM call_attempts WHERE outcome = 'lost'`)
 	s.want(`SELECT failed_count = 2147483647 AND status = 'failed' FROM call_queue WHERE id = 3`)
@@ -59,9 +59,9 @@ func TestSweepsWaitForNobody(t *testing.T) {
 	d := s.another(r)
 	s.once(r)
 	s.start(time.Minute)
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+	s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 	s.calls("default", 5)
-	holder := s.hold(`UPDATE call_queue SET error_message = 'mine' WHERE id = 7`, `SELECT FROM call_open WHERE call_id = 9 FOR UPDATE`)
+	holder := s.hold(`UPDATE call_queue SET error_message = 'mine' WHERE id = 7`, `SELECT FROM callq.call_open WHERE call_id = 9 FOR UPDATE`)
 	began := time.Now()
 	for range 3 {
 		s.tick(d)
@@ -70,7 +70,7 @@ func TestSweepsWaitForNobody(t *testing.T) {
 		t.Errorf("three ticks took %s", took)
 	}
 	s.want(`SELECT count(*) = 18 FROM call_attempts WHERE outcome = 'lost'`)
-	s.want(`SELECT count(*) = 5 FROM call_open WHERE call_id > 20`)
+	s.want(`SELECT count(*) = 5 FROM callq.call_open WHERE call_id > 20`)
 	s.release(holder)
 	for deadline := time.Now().Add(20 * time.Second); one[int](s, `SELECT count(*) FROM call_attempts WHERE call_id IN (7, 9)`) < 2; {
 		if err := d.Tick(t.Context()); err != nil || time.Now().After(deadline) {
@@ -109,7 +109,7 @@ func TestOneCallStopsNoOther(t *testing.T) {
 			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("20 looks took %s", took)
 			}
-			s.want(`SELECT count(*) = 40 FROM call_open WHERE call_id <> 21`)
+			s.want(`SELECT count(*) = 40 FROM callq.call_open WHERE call_id <> 21`)
 			if got := one[string](s, `SELECT status || ': ' || coalesce(error_message, '') FROM call_queue WHERE id = 21`); !strings.HasPrefix(got, "failed: "+c.reason) {
 				t.Errorf("the call is %s, want it failed: %s", got, c.reason)
 			}

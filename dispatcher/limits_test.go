@@ -18,7 +18,7 @@ func (s *system) keyed(key string, n int) {
 func (s *system) open() string {
 	s.t.Helper()
 	return one[string](s, `SELECT coalesce(string_agg(key || ':' || n, ' ' ORDER BY key), '') FROM
-		(SELECT key, count(*) AS n FROM call_open GROUP BY key) o`)
+		(SELECT key, count(*) AS n FROM callq.call_open GROUP BY key) o`)
 }
 
 func byCost(name string, units int64, window time.Duration) policy.Limit {
@@ -88,12 +88,12 @@ func TestManyBlockedKeys(t *testing.T) {
 	for range 8 {
 		s.once(r)
 	}
-	s.want(`SELECT count(*) = 1000 AND count(DISTINCT key) = 1000 FROM call_open`)
+	s.want(`SELECT count(*) = 1000 AND count(DISTINCT key) = 1000 FROM callq.call_open`)
 	s.keyed("k1005", 1)
 	for range 8 {
 		s.once(r)
 	}
-	s.want(`SELECT count(*) = 1001 FROM call_open`)
+	s.want(`SELECT count(*) = 1001 FROM callq.call_open`)
 	s.verify()
 }
 
@@ -106,14 +106,14 @@ func TestCountCost(t *testing.T) {
 	r := rules(tokens, sliding("requests", 100, time.Hour))
 	s.exec(`INSERT INTO call_queue (cost) VALUES (6), (5), (3), (11)`)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`) // 5 does not fit, and 3 does not pass it
-	s.want(`SELECT limits = '{requests,tokens}' AND costs = '{1,6}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id) = '{1}' FROM callq.call_open`) // 5 does not fit, and 3 does not pass it
+	s.want(`SELECT limits = '{requests,tokens}' AND costs = '{1,6}' FROM callq.call_open`)
 	s.start(time.Hour)
 	s.finish()
-	s.want(`SELECT count(*) = 2 AND sum(used) = 7 FROM call_usage`)
+	s.want(`SELECT count(*) = 2 AND sum(used) = 7 FROM callq.call_usage`)
 	r.Limits[0].Rate.Units = 14
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM callq.call_open`)
 	s.want(`SELECT status = 'new' FROM call_queue WHERE id = 4`)
 	s.exec(`INSERT INTO call_queue (cost, priority) VALUES (25, 0)`)
 	r.Limits[0].Rate.Units = 24
@@ -140,8 +140,8 @@ func TestConcurrency(t *testing.T) {
 	}
 	s.start(time.Hour)
 	s.once(r)
-	s.want(`SELECT count(*) = 5 FROM call_open`)
-	s.finish(one[int64](s, `SELECT min(call_id) FROM call_open WHERE key = 'a'`))
+	s.want(`SELECT count(*) = 5 FROM callq.call_open`)
+	s.finish(one[int64](s, `SELECT min(call_id) FROM callq.call_open WHERE key = 'a'`))
 	s.once(r)
 	if got := s.open(); got != "a:1 b:2 c:2" { // c stood first in line
 		t.Errorf("open %s after one of a's ended, want a:1 b:2 c:2", got)
@@ -149,15 +149,15 @@ func TestConcurrency(t *testing.T) {
 	s.start(time.Hour)
 
 	// A lost one may still run at the API until its deadline and a little more.
-	s.exec(`UPDATE call_open SET deadline = clock_timestamp() - interval '1 ms', started_at = started_at - interval '1 s' WHERE key = 'a'`)
+	s.exec(`UPDATE callq.call_open SET deadline = clock_timestamp() - interval '1 ms', started_at = started_at - interval '1 s' WHERE key = 'a'`)
 	r.Limits[0].Slack, r.Limits[1].Slack = time.Minute, time.Minute
 	s.once(r)
 	s.want(`SELECT outcome = 'lost' FROM call_attempts WHERE key = 'a' AND outcome <> 'done'`)
-	s.want(`SELECT count(*) = 4 FROM call_open`)
-	s.exec(`UPDATE call_usage SET bucket = clock_timestamp()`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_usage SET bucket = clock_timestamp()`)
 	r.Limits[0].Slack, r.Limits[1].Slack = time.Microsecond, time.Microsecond
 	s.once(r)
-	s.want(`SELECT count(*) = 5 FROM call_open`)
+	s.want(`SELECT count(*) = 5 FROM callq.call_open`)
 	s.verifyLongAgo()
 }
 
@@ -175,7 +175,7 @@ func TestLimitChangesItsForm(t *testing.T) {
 	form := perKey("api", 9, time.Hour)
 	form.CountCost = true
 	s.once(rules(form))
-	s.want(`SELECT array_agg(key || used ORDER BY key) = '{a7,b5}' FROM (SELECT key, sum(used) AS used FROM call_usage GROUP BY key) u`)
+	s.want(`SELECT array_agg(key || used ORDER BY key) = '{a7,b5}' FROM (SELECT key, sum(used) AS used FROM callq.call_usage GROUP BY key) u`)
 	s.exec(`INSERT INTO call_queue (key, cost) VALUES ('a', 2), ('a', 1), ('b', 5)`)
 	s.once(rules(form))
 	if got := s.open(); got != "a:1" {
@@ -203,13 +203,13 @@ func TestLimitChangesItsFormUnderACall(t *testing.T) {
 	} {
 		changed()
 		s.once(rules(form))
-		s.want(`SELECT complete_since IS NULL FROM call_limits`)
-		s.want(`SELECT count(*) = 2 FROM call_open`)
+		s.want(`SELECT complete_since IS NULL FROM callq.call_limits`)
+		s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	}
 	s.finish()
 	s.once(rules(form))
-	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
-	s.want(`SELECT sum(used) = 3 AND bool_and(key = '') FROM call_usage`)
-	s.want(`SELECT count(*) = 0 FROM call_open`) // 3 of 2 are used
+	s.want(`SELECT complete_since IS NOT NULL FROM callq.call_limits`)
+	s.want(`SELECT sum(used) = 3 AND bool_and(key = '') FROM callq.call_usage`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`) // 3 of 2 are used
 	s.verify()
 }

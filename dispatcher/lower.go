@@ -6,12 +6,12 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // lower has the headroom give out no more of limits than their API says remains (call_remotes), until that resets. It raises none.
-func (s *snapshot) lower(ctx context.Context, conn *pgxpool.Conn, h *headroom) error {
+func (s *snapshot) lower(ctx context.Context, conn *schema.Conn, h *headroom) error {
 	if !s.lowered {
 		return nil
 	}
@@ -34,5 +34,5 @@ func (s *snapshot) lower(ctx context.Context, conn *pgxpool.Conn, h *headroom) e
 
 const loweredSQL = `
 SELECT limit_name, key, lowered, reset_at - clock_timestamp()
-FROM call_remotes
+FROM callq.call_remotes
 WHERE limit_name = ANY($1) AND lowered IS NOT NULL AND reset_at > clock_timestamp()`

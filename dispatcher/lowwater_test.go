@@ -22,12 +22,12 @@ func TestOpenFromRises(t *testing.T) {
 		t.Helper()
 		s.calls("default", 1)
 		s.tick(d)
-		s.want(`SELECT bool_or(call_id = $1) FROM call_open`, id)
+		s.want(`SELECT bool_or(call_id = $1) FROM callq.call_open`, id)
 		for _, d := range []*dispatcher.Dispatcher{first, second} {
-			s.want(`SELECT min(batch) >= $1 FROM call_open`, d.LowWater())
+			s.want(`SELECT min(batch) >= $1 FROM callq.call_open`, d.LowWater())
 		}
 	}
-	batchOf := func(id int64) int64 { return one[int64](s, `SELECT batch FROM call_open WHERE call_id = $1`, id) }
+	batchOf := func(id int64) int64 { return one[int64](s, `SELECT batch FROM callq.call_open WHERE call_id = $1`, id) }
 	for i, d := range []*dispatcher.Dispatcher{first, second, first, second} {
 		claim(d, int64(i+1))
 	}
@@ -67,14 +67,14 @@ func TestOpenFromIsCommitted(t *testing.T) {
 	s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
 	s.calls("default", 9)
 	tick(first) // takes them in
-	durable := one[int64](s, `SELECT last_value FROM call_batch_seq`)
+	durable := one[int64](s, `SELECT last_value FROM callq.call_batch_seq`)
 	for range 5 {
 		tick(first) // and rolls back
 	}
 	if _, err := ledger.Resume(t.Context(), s.pool, "queue", "default", "", "test"); err != nil {
 		t.Fatal(err)
 	}
-	s.exec(`SELECT setval('call_batch_seq', $1)`, durable) // what a crash does
+	s.exec(`SELECT setval('callq.call_batch_seq', $1)`, durable) // what a crash does
 	for range 9 {
 		tick(second)
 	}

@@ -38,7 +38,7 @@ func (s *system) poll(d *dispatcher.Dispatcher) {
 // rate fails the test unless limit api is so in force.
 func (s *system) rate(units int64, when string) {
 	s.t.Helper()
-	if got := one[int64](s, `SELECT rate FROM call_limits WHERE name = 'api'`); got != units {
+	if got := one[int64](s, `SELECT rate FROM callq.call_limits WHERE name = 'api'`); got != units {
 		s.t.Errorf("%s %d units are in force, want %d", when, got, units)
 	}
 }
@@ -56,9 +56,9 @@ func (s *system) others(want int, all ...*dispatcher.Dispatcher) {
 // inForce is all that is in force, its versions and its audit.
 func (s *system) inForce() string {
 	s.t.Helper()
-	return one[string](s, `SELECT (SELECT json_agg(l ORDER BY name) FROM call_limits l)::text || (SELECT json_agg(q ORDER BY name) FROM call_queues q)
-		|| (SELECT json_agg(c ORDER BY limit_name, version) FROM call_limit_versions c) || (SELECT json_agg(a ORDER BY id) FROM call_audit a)
-		|| (SELECT json_agg(p ORDER BY number) FROM call_policies p)`)
+	return one[string](s, `SELECT (SELECT json_agg(l ORDER BY name) FROM callq.call_limits l)::text || (SELECT json_agg(q ORDER BY name) FROM callq.call_queues q)
+		|| (SELECT json_agg(c ORDER BY limit_name, version) FROM callq.call_limit_versions c) || (SELECT json_agg(a ORDER BY id) FROM callq.call_audit a)
+		|| (SELECT json_agg(p ORDER BY number) FROM callq.call_policies p)`)
 }
 
 func hourly(units int64) policy.Policy { return rules(sliding("api", units, time.Hour)) }
@@ -78,21 +78,21 @@ func TestLastAppliedHolds(t *testing.T) {
 	s.others(0, first)
 	second := s.joined(hourly(6))
 	s.rate(6, "beside the former")
-	s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM callq.call_open`)
 	s.others(1, first, second)
 	s.tick(first)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 
 	third := s.joined(hourly(12))
 	s.tick(third)
-	s.want(`SELECT count(*) = 12 FROM call_open`) // nothing was recalled for it
+	s.want(`SELECT count(*) = 12 FROM callq.call_open`) // nothing was recalled for it
 	s.others(2, first, second, third)
 	first.Leave(t.Context())
 	third.Leave(t.Context())
 	s.others(1, second)
 	s.tick(second)
 	s.rate(12, "though nobody is left who has it")
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,12}' FROM call_limit_versions`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,12}' FROM callq.call_limit_versions`)
 	s.verify()
 }
 
@@ -130,8 +130,8 @@ func TestRestartTurnsNothingBack(t *testing.T) {
 	s.rate(10, "with config apply")
 	s.joined(hourly(7))
 	s.rate(7, "with a file never seen")
-	s.want(`SELECT count(*) = 3 FROM call_policies`)
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6,10,7}' FROM call_limit_versions`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_policies`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,10,6,10,7}' FROM callq.call_limit_versions`)
 }
 
 // A start without a limit, as where the file was not found, does not take away those in force.
@@ -148,9 +148,9 @@ func TestStartWithoutLimitsTakesNoneAway(t *testing.T) {
 	if d := s.joined(none); d.Ready() != nil || !said.has("would remove those in force") {
 		t.Errorf("ready: %v; it said\n%s", d.Ready(), &said.text)
 	}
-	s.want(`SELECT rate = 10 AND queues = '{default}' FROM call_limits`)
+	s.want(`SELECT rate = 10 AND queues = '{default}' FROM callq.call_limits`)
 	s.apply(none)
-	s.want(`SELECT queues = '{}' FROM call_limits`)
+	s.want(`SELECT queues = '{}' FROM callq.call_limits`)
 }
 
 // apply is the start of a process with --apply.
@@ -185,7 +185,7 @@ func TestSameRulesChangeNothing(t *testing.T) {
 	s.turn(s.another(same))
 	s.apply(same)
 	s.replace(first, same)
-	claim := s.hold(`SELECT FROM call_queues FOR SHARE`, `SELECT FROM call_limits FOR NO KEY UPDATE`, `SELECT FROM call_locks WHERE name = 'capacity' FOR UPDATE`)
+	claim := s.hold(`SELECT FROM callq.call_queues FOR SHARE`, `SELECT FROM callq.call_limits FOR NO KEY UPDATE`, `SELECT FROM callq.call_locks WHERE name = 'capacity' FOR UPDATE`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if changes, err := policy.Apply(ctx, s.pool, same, "tester"); err != nil || len(changes) > 0 {
@@ -197,7 +197,7 @@ func TestSameRulesChangeNothing(t *testing.T) {
 		t.Errorf("in force was\n%s\nand is\n%s", before, after)
 	}
 	s.others(0, first, second)
-	s.want(`SELECT count(*) = 10 AND max(attempt) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 10 AND max(attempt) = 1 FROM callq.call_open`)
 }
 
 // Who changed what, and when, is in the audit; whose policy is in force, beside it.
@@ -209,7 +209,7 @@ func TestPoliciesAreAudited(t *testing.T) {
 	s.publish(hourly(6))
 	s.want(`SELECT array_agg(what || ' ' || name ORDER BY id) = '{queue default,limit api,limit api}'
 		AND array_agg(by = 'publisher' ORDER BY id) = '{f,f,t}'
-		AND (array_agg(change ORDER BY id))[3] LIKE '6 per 1h, %' AND max(at) < clock_timestamp() FROM call_audit`)
+		AND (array_agg(change ORDER BY id))[3] LIKE '6 per 1h, %' AND max(at) < clock_timestamp() FROM callq.call_audit`)
 	inForce, err := policy.Effective(t.Context(), s.pool)
 	if err != nil || inForce == nil || inForce.By != "publisher" || time.Since(inForce.At) > time.Hour {
 		t.Errorf("in force is %+v, %v", inForce, err)
@@ -223,14 +223,14 @@ func TestDispatcherKilled(t *testing.T) {
 	s := newSystem(t)
 	killed, other := s.joined(hourly(10)), s.joined(hourly(6))
 	for ago, others := range map[string]int{"5 s": 1, "7 s": 0} {
-		s.exec(`UPDATE call_dispatchers SET heartbeat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
+		s.exec(`UPDATE callq.call_dispatchers SET heartbeat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
 		s.others(others, other)
 	}
 	for _, ago := range []string{"2 minutes", "-1 h"} { // the clock was set back
 		s.others(1, killed)
-		s.exec(`UPDATE call_dispatchers SET heartbeat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
+		s.exec(`UPDATE callq.call_dispatchers SET heartbeat_at = clock_timestamp() - $2::interval WHERE id = $1`, killed.ID(), ago)
 		s.tick(s.another(policy.Policy{}))
-		s.want(`SELECT array_agg(id) = ARRAY[$1] FROM call_dispatchers`, other.ID())
+		s.want(`SELECT array_agg(id) = ARRAY[$1] FROM callq.call_dispatchers`, other.ID())
 	}
 	s.rate(6, "whoever is dead")
 }
@@ -264,7 +264,7 @@ func TestDispatchersRun(t *testing.T) {
 	var said log
 	s.log = slog.New(slog.NewTextHandler(&said, nil))
 	s.run(s.another(hourly(10)).Run)
-	const inForce = `SELECT count(*) = 1 FROM call_limits WHERE rate = $1 AND complete_since IS NOT NULL`
+	const inForce = `SELECT count(*) = 1 FROM callq.call_limits WHERE rate = $1 AND complete_since IS NOT NULL`
 	s.eventually(inForce, 10)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -276,7 +276,7 @@ func TestDispatchersRun(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	s.want(`SELECT count(*) = 1 FROM call_dispatchers`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_dispatchers`)
 	s.want(inForce, 6)
 }
 
@@ -299,6 +299,6 @@ func TestMaxDataIsNoted(t *testing.T) {
 		if err := d.Join(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s.want(`SELECT position = $1 FROM call_meta WHERE name = 'max_data'`, most)
+		s.want(`SELECT position = $1 FROM callq.call_meta WHERE name = 'max_data'`, most)
 	}
 }

@@ -59,13 +59,13 @@ func TestPublishersRace(t *testing.T) {
 	}
 	close(gate)
 	ended.Wait()
-	s.want(`SELECT count(*) = 48 AND count(DISTINCT number) = 48 FROM call_policies`)
+	s.want(`SELECT count(*) = 48 AND count(DISTINCT number) = 48 FROM callq.call_policies`)
 	last := s.another(hourly(5))
 	if err := last.Join(ctx); err != nil {
 		t.Fatal(err)
 	}
 	s.others(0, last)
-	s.want(`SELECT string_agg(concat(name, limits), ' ') = 'default{api}' FROM call_queues`)
+	s.want(`SELECT string_agg(concat(name, limits), ' ') = 'default{api}' FROM callq.call_queues`)
 	s.rate(5, "of the last")
 	s.verify()
 }
@@ -93,7 +93,7 @@ func TestPublisherFrozen(t *testing.T) {
 	}
 	s.rate(8, "without the frozen")
 	s.tick(live)
-	s.want(`SELECT count(*) = 8 FROM call_open`)
+	s.want(`SELECT count(*) = 8 FROM callq.call_open`)
 	close(thaw)
 	if err := <-ended; err == nil {
 		t.Error("it was thawed, and published all the same")
@@ -128,7 +128,7 @@ func TestPublishersWhereRepeatableReadIsDefault(t *testing.T) {
 // applyFrozen applies a policy, and is frozen before the commit until thaw is closed.
 func applyFrozen(pool *pgxpool.Pool, p policy.Policy, frozen chan<- struct{}, thaw <-chan struct{}) error {
 	config := pool.Config().Copy()
-	config.ConnConfig.Tracer = freezer{"INSERT INTO call_policies", frozen, thaw}
+	config.ConnConfig.Tracer = freezer{"INSERT INTO callq.call_policies", frozen, thaw}
 	own, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		return err

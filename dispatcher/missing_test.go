@@ -23,19 +23,19 @@ func (s *system) charged(r policy.Policy) {
 	s.once(r)
 	s.start(time.Hour)
 	s.finish()
-	s.exec(`INSERT INTO call_usage SELECT limit_name, key, clock_timestamp() - interval '31 days' * 1.001 + interval '3 s', 7, 2 FROM call_usage
+	s.exec(`INSERT INTO callq.call_usage SELECT limit_name, key, clock_timestamp() - interval '31 days' * 1.001 + interval '3 s', 7, 2 FROM callq.call_usage
 		GROUP BY 1, 2`)
-	s.exec(`UPDATE call_usage SET used = used - 2 WHERE shard <> 7`)
+	s.exec(`UPDATE callq.call_usage SET used = used - 2 WHERE shard <> 7`)
 }
 
 // pass has 3 s pass for what is known of the limits and their usage.
 func (s *system) pass() {
 	s.t.Helper()
-	s.exec(`UPDATE call_limits SET known_at = known_at - interval '3 s', missing_until = missing_until - interval '3 s'`)
-	s.exec(`UPDATE call_usage SET bucket = bucket - interval '3 s'`)
+	s.exec(`UPDATE callq.call_limits SET known_at = known_at - interval '3 s', missing_until = missing_until - interval '3 s'`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '3 s'`)
 }
 
-func (s *system) failOver() { s.exec(`UPDATE call_limits SET epoch = 'older'`) }
+func (s *system) failOver() { s.exec(`UPDATE callq.call_limits SET epoch = 'older'`) }
 
 // A failover stops no limit that is full: what is known to be charged comes free when it would have.
 func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
@@ -52,20 +52,20 @@ func TestFullLimitGoesOnAfterAFailover(t *testing.T) {
 			s.failOver()
 			s.calls("default", 5)
 			s.once(r)
-			s.want(`SELECT count(*) = 0 FROM call_open`)
+			s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 			if name == "in all" { // a running dispatcher knows when
 				s.run(s.dispatcher(r).Run)
-				s.eventually(`SELECT count(*) = 2 FROM call_open`)
+				s.eventually(`SELECT count(*) = 2 FROM callq.call_open`)
 			} else {
 				s.pass()
 				s.once(r)
-				s.want(`SELECT count(*) = 2 FROM call_open`)
+				s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 			}
 			s.start(time.Hour)
 			s.finish()
 			s.once(r)
-			s.want(`SELECT count(*) = 0 FROM call_open`) // what was charged since is no room again
-			s.want(`SELECT sum(used) = 7 FROM call_usage`)
+			s.want(`SELECT count(*) = 0 FROM callq.call_open`) // what was charged since is no room again
+			s.want(`SELECT sum(used) = 7 FROM callq.call_usage`)
 		})
 	}
 }
@@ -81,15 +81,15 @@ func TestRoomLeftAtAFailoverIsUsedOnce(t *testing.T) {
 	s.failOver()
 	s.calls("default", 9)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	s.pass()
 	for range 2 {
 		s.once(r)
-		s.want(`SELECT count(*) = 2 FROM call_open`)
+		s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	}
-	s.exec(`UPDATE call_limits SET missing_until = missing_until - window_size * 1.001 - interval '2 min'`) // what may be missing counts no more
+	s.exec(`UPDATE callq.call_limits SET missing_until = missing_until - window_size * 1.001 - interval '2 min'`) // what may be missing counts no more
 	s.once(r)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 }
 
 // What was open is part of the room that was left: its unit may have been given back, and out again, whatever
@@ -104,17 +104,17 @@ func TestOpenAtAFailoverIsNotCountedTwice(t *testing.T) {
 	s.calls("default", 2)
 	s.once(r)
 	s.start(time.Hour, 6)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
-	s.exec(`UPDATE call_open SET epoch = 'older'`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_open SET epoch = 'older'`)
 	s.failOver()
 	s.calls("default", 9)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	s.want(`SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
 	s.pass()
 	for range 2 {
 		s.once(r)
-		s.want(`SELECT count(*) = 2 FROM call_open`)
+		s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestLimitChangesWhileUnitsAreMissing(t *testing.T) {
 			s.pass()
 			for range 2 {
 				s.once(r)
-				s.want(`SELECT count(*) = $1 FROM call_open`, c.claims)
+				s.want(`SELECT count(*) = $1 FROM callq.call_open`, c.claims)
 			}
 		})
 	}
@@ -153,10 +153,10 @@ func TestTokenBucketAfterAFailover(t *testing.T) {
 	s.failOver()
 	s.calls("default", 9)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.exec(`UPDATE call_limits SET missing_until = missing_until - interval '2 h 5 min', known_at = known_at - interval '2 h 5 min'`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_limits SET missing_until = missing_until - interval '2 h 5 min', known_at = known_at - interval '2 h 5 min'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 }
 
 // Who knows that nothing is missing opens the limit: what was left is given out at once.
@@ -172,8 +172,8 @@ func TestOpenLimit(t *testing.T) {
 		t.Fatal(changes, err)
 	}
 	s.once(r)
-	s.want(`SELECT count(*) = 4 FROM call_open`)
-	s.want(`SELECT count(*) = 1 FROM call_audit WHERE by = 'an operator' AND change = 'opened: a clean switchover'`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE by = 'an operator' AND change = 'opened: a clean switchover'`)
 	report, err := verify.Run(t.Context(), s.pool, verify.Options{})
 	if err != nil || !strings.Contains(strings.Join(report.RestsOn, "\n"), "a clean switchover") {
 		t.Error(report, err)
@@ -181,7 +181,7 @@ func TestOpenLimit(t *testing.T) {
 	if changes, err = policy.Open(t.Context(), s.pool, "api", "again", "an operator"); err != nil || len(changes) != 0 {
 		t.Error(changes, err)
 	}
-	s.exec(`UPDATE call_limits SET complete_since = NULL`)
+	s.exec(`UPDATE callq.call_limits SET complete_since = NULL`)
 	if _, err = policy.Open(t.Context(), s.pool, "api", "again", "an operator"); !errors.Is(err, policy.ErrUncounted) {
 		t.Error(err)
 	}
@@ -197,7 +197,7 @@ func TestOpenedLimitStaysOpen(t *testing.T) {
 	r := rules(sliding("api", 9, month))
 	s.charged(r)
 	s.failOver()
-	s.exec(`DELETE FROM call_meta WHERE name LIKE 'epoch %'`) // the new epoch was not seen before
+	s.exec(`DELETE FROM callq.call_meta WHERE name LIKE 'epoch %'`) // the new epoch was not seen before
 	s.once(r)
 	if _, err := policy.Open(t.Context(), s.pool, "api", "a clean switchover", "an operator"); err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func TestOpenedLimitStaysOpen(t *testing.T) {
 	r.Limits[0].Rate.Units = 8
 	s.publish(r)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open`)
 }
 
 // What a limit was lowered by bounds what may be missing, after another failover too.
@@ -218,16 +218,16 @@ func TestLoweredRateAfterTwoFailovers(t *testing.T) {
 	s.charged(r)
 	s.failOver()
 	s.once(r)
-	s.want(`SELECT known_less = 0 FROM call_limits`) // nothing was missing when it was lowered first
+	s.want(`SELECT known_less = 0 FROM callq.call_limits`) // nothing was missing when it was lowered first
 	r.Limits[0].Rate.Units = 7
 	s.publish(r)
 	s.failOver()
 	s.calls("default", 30)
 	s.once(r)
 	s.pass()
-	s.want(`SELECT sum(used) FILTER (WHERE bucket > clock_timestamp() - interval '31 days' * 1.001) = 3 FROM call_usage`)
+	s.want(`SELECT sum(used) FILTER (WHERE bucket > clock_timestamp() - interval '31 days' * 1.001) = 3 FROM callq.call_usage`)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 }
 
 // Where the data are set back under a dispatcher, as by a restore in place, what was left of the limits counts as used, as
@@ -241,25 +241,25 @@ func TestRestoredInPlace(t *testing.T) {
 	r := rules(sliding("api", 2, time.Hour))
 	d := s.dispatcher(r)
 	s.turn(d)
-	backup := one[int64](s, `SELECT nextval('call_batch_seq')`)
+	backup := one[int64](s, `SELECT nextval('callq.call_batch_seq')`)
 	s.calls("default", 2)
 	s.turn(d)
 	s.start(time.Hour)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 
-	s.exec(`DELETE FROM call_open`)
+	s.exec(`DELETE FROM callq.call_open`)
 	s.exec(`DELETE FROM call_queue`)
-	s.exec(`SELECT setval('call_batch_seq', $1)`, backup)
+	s.exec(`SELECT setval('callq.call_batch_seq', $1)`, backup)
 	s.calls("default", 2)
 	before := one[time.Time](s, `SELECT clock_timestamp()`)
 	s.turn(d)
-	s.want(`SELECT missing_until > $1::timestamptz + send_within + slack FROM call_limits`, before)
+	s.want(`SELECT missing_until > $1::timestamptz + send_within + slack FROM callq.call_limits`, before)
 	s.turn(d)
 	s.turn(s.another(r))
-	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that time had passed
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_limits SET missing_until = NULL`) // as if that time had passed
 	s.turn(d)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 }
 
 // Who learns of a restore after another has leaves alone what that one gave out since.
@@ -270,25 +270,25 @@ func TestRestoredUnderTwo(t *testing.T) {
 	r := rules(sliding("api", 100, time.Hour))
 	first, second := s.another(r), s.another(r)
 	s.turn(first)
-	backup := one[int64](s, `SELECT nextval('call_batch_seq')`)
+	backup := one[int64](s, `SELECT nextval('callq.call_batch_seq')`)
 	for range 10 {
 		for _, d := range []*dispatcher.Dispatcher{first, second} {
 			s.calls("default", 1)
 			s.tick(d)
 		}
 	}
-	s.exec(`DELETE FROM call_open`)
+	s.exec(`DELETE FROM callq.call_open`)
 	s.exec(`DELETE FROM call_queue`)
-	s.exec(`SELECT setval('call_batch_seq', $1)`, backup)
+	s.exec(`SELECT setval('callq.call_batch_seq', $1)`, backup)
 	s.calls("default", 2)
 	s.turn(first)
-	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that time had passed
+	s.exec(`UPDATE callq.call_limits SET missing_until = NULL`) // as if that time had passed
 	s.turn(first)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	s.start(time.Hour)
 	s.calls("default", 2)
 	s.turn(second)
 	s.turn(second)
-	s.want(`SELECT count(*) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open`)
 	s.want(`SELECT count(*) = 0 FROM call_attempts`)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -39,7 +39,7 @@ type needs struct {
 }
 
 func newNeeds(cfg *Config, sender *handoff.Broker, m *metrics) needs {
-	store := &budget.Store{DB: cfg.Pool, Redis: cfg.Budgets, Log: cfg.Logger, Within: needsWithin, Again: needsAgain}
+	store := &budget.Store{DB: cfg.db, Redis: cfg.Budgets, Log: cfg.Logger, Within: needsWithin, Again: needsAgain}
 	return needs{Store: store, sender: sender, metrics: m, mended: map[string]time.Time{}}
 }
 
@@ -109,7 +109,7 @@ func (n *needs) short(ctx context.Context, queue dueQueue, now time.Time) (wait 
 }
 
 // bound adds the budgets to what the limits of a claim's queue allow. To choose, a budget is a limit of which each call takes 1.
-func (n *needs) bound(ctx context.Context, conn *pgxpool.Conn, list *candidates, now time.Time) (err error) {
+func (n *needs) bound(ctx context.Context, conn *schema.Conn, list *candidates, now time.Time) (err error) {
 	if list.needs, err = n.of(ctx, list.queue.Needs, now); err == nil && len(list.needs) > 0 {
 		err = n.sender.Open(ctx)
 	}
@@ -196,7 +196,7 @@ func (n *needs) promise(ctx context.Context, list *candidates, b *batch) bool {
 
 // mend removes what is promised to calls that have no open attempt: their claim, their worker or Redis was cut short. It needs the
 // capacity's lock.
-func (n *needs) mend(ctx context.Context, conn *pgxpool.Conn, units []budget.Units) error {
+func (n *needs) mend(ctx context.Context, conn *schema.Conn, units []budget.Units) error {
 	of, calls := map[int64]budget.Units{}, []int64{}
 	err := n.Ask(ctx, units[:1], func(ctx context.Context) error {
 		owners := make([]*redis.StringSliceCmd, len(units))
@@ -238,4 +238,4 @@ func (n *needs) mend(ctx context.Context, conn *pgxpool.Conn, units []budget.Uni
 
 const endedSQL = `
 SELECT p.id FROM unnest($1::bigint[]) AS p (id)
-WHERE NOT EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN p.id AND p.id)`
+WHERE NOT EXISTS (SELECT FROM callq.call_open o WHERE o.call_id BETWEEN p.id AND p.id)`

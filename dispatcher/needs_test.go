@@ -58,7 +58,7 @@ func (s *system) state(u budget.Units, free, promised int64) {
 
 func (s *system) areOpen(want int64) {
 	s.t.Helper()
-	if got := one[int64](s, `SELECT count(*) FROM call_open`); got != want {
+	if got := one[int64](s, `SELECT count(*) FROM callq.call_open`); got != want {
 		s.t.Errorf("%d attempts are open, want %d", got, want)
 	}
 }
@@ -75,7 +75,7 @@ func TestNeedsBoundClaims(t *testing.T) {
 	d, u := s.dispatcher(p), search(p, "", 3)
 	s.areOpen(3)
 	s.state(u, 10, 9)
-	s.draw(u, one[int64](s, `SELECT min(call_id) FROM call_open`)) // its own
+	s.draw(u, one[int64](s, `SELECT min(call_id) FROM callq.call_open`)) // its own
 	s.state(u, 7, 6)
 	s.tick(d)
 	s.areOpen(3)
@@ -101,7 +101,7 @@ func TestNeedsWithoutUnitsCostNoClaim(t *testing.T) {
 		s.poll(d)
 	}
 	s.areOpen(0)
-	s.want(`SELECT pg_sequence_last_value('call_batch_seq') IS NULL`)
+	s.want(`SELECT pg_sequence_last_value('callq.call_batch_seq') IS NULL`)
 	s.redis.Del(t.Context(), "callq:budget:{search}")
 	s.tick(d)
 	s.areOpen(3)
@@ -136,7 +136,7 @@ func TestNeedsPerKey(t *testing.T) {
 	d := s.dispatcher(p)
 	s.tick(d)
 	s.tick(d)
-	s.want(`SELECT array_agg(key ORDER BY key) = '{b,c,c}' FROM call_open`)
+	s.want(`SELECT array_agg(key ORDER BY key) = '{b,c,c}' FROM callq.call_open`)
 	s.state(search(p, "c", 5), 10, 10)
 }
 
@@ -201,7 +201,7 @@ func TestNeedsWithoutRedis(t *testing.T) {
 				s.tick(d)
 			}
 			s.areOpen(want)
-			s.want(`SELECT $1 = 5 OR pg_sequence_last_value('call_batch_seq') IS NULL`, want)
+			s.want(`SELECT $1 = 5 OR pg_sequence_last_value('callq.call_batch_seq') IS NULL`, want)
 		})
 	}
 }

@@ -78,9 +78,9 @@ func TestOccupied(t *testing.T) {
 		upto := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 45), rapid.IntRange(4990, 5050), rapid.Just(2*all100)), 4, 4).Draw(rt, "upto")
 		askings := []asking{{0, "", since[0]}, {1, "x", since[1]}, {1, "", since[1]}, {2, "", since[2]}, {3, "y", since[3]}}
 		var all pgx.Batch
-		all.Queue(`TRUNCATE call_open, call_usage, call_limits`)
+		all.Queue(`TRUNCATE callq.call_open, callq.call_usage, callq.call_limits`)
 		for i, name := range names {
-			all.Queue(`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
+			all.Queue(`INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
 				VALUES ($1, 1, 1, '1 s', false, false, nullif($2, ''), $3, $4, '0', '{}', now(), 'test', 'now')`,
 				name, anchors[i], time.Duration(slacks[i])*time.Millisecond, proofs[i])
 		}
@@ -113,13 +113,13 @@ func TestOccupied(t *testing.T) {
 			for _, name := range charged {
 				ofKeys = append(ofKeys, map[bool]string{true: o.Key}[perKey[slices.Index(names, name)]])
 			}
-			all.Queue(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at, overtaken_at)
+			all.Queue(`INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs, acked_at, overtaken_at)
 				VALUES ($1, 1, 0, 1, 1, $9, now(), now(), $2, $3, $4, 'http', 'default', $5, $10, $6::text[],
 					coalesce($8::text[], '{}'), array_fill($7::bigint, ARRAY[cardinality($6::text[])]), $11, $12)`,
 				i+1, started, sendWithin, epoch, task, charged, o.Cost, ofKeys, at(o.Claimed), o.Key, acked, overtaken)
 		}
 		for _, u := range usage {
-			all.Queue(`INSERT INTO call_usage VALUES ($1, $5, $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used, u.Key)
+			all.Queue(`INSERT INTO callq.call_usage VALUES ($1, $5, $2, $3, $4)`, names[u.Limit], at(u.Bucket), u.Shard, u.Used, u.Key)
 		}
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
 			rt.Fatal(err)
@@ -207,11 +207,11 @@ func TestOccupiedIsLinear(t *testing.T) {
 		pool := pgtest.New(t)
 		for _, sql := range []string{
 			analyzed.before,
-			`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
-			SELECT name, 1, 9, '1 h', true, false, '1 s', '1 s', '{}', now(), 'test', callq_epoch() FROM unnest('{a,b}'::text[]) name`,
-			fmt.Sprintf(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
-			SELECT i, 1, 0, 1, 1, now(), now(), now(), now(), '1 s', callq_epoch(), 'http', 'default', 'http', 'k' || i, '{a,b}', array_fill('k' || i, '{2}'), '{1,1}' FROM generate_series(1, %d) i`, open),
-			fmt.Sprintf(`INSERT INTO call_usage SELECT name, 'k' || i, now(), 1, 1 FROM unnest('{a,b}'::text[]) name, generate_series(1, %d) i`, open),
+			`INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
+			SELECT name, 1, 9, '1 h', true, false, '1 s', '1 s', '{}', now(), 'test', callq.epoch() FROM unnest('{a,b}'::text[]) name`,
+			fmt.Sprintf(`INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+			SELECT i, 1, 0, 1, 1, now(), now(), now(), now(), '1 s', callq.epoch(), 'http', 'default', 'http', 'k' || i, '{a,b}', array_fill('k' || i, '{2}'), '{1,1}' FROM generate_series(1, %d) i`, open),
+			fmt.Sprintf(`INSERT INTO callq.call_usage SELECT name, 'k' || i, now(), 1, 1 FROM unnest('{a,b}'::text[]) name, generate_series(1, %d) i`, open),
 			analyzed.after,
 		} {
 			if _, err := pool.Exec(t.Context(), sql); err != nil {

@@ -29,28 +29,28 @@ func TestLimitIsCountedFromTheLedger(t *testing.T) {
 	s.exec(`UPDATE call_attempts SET arrived_by = arrived_by - interval '2 hours', started_at = started_at - interval '2 hours' WHERE call_id = 1`)
 	s.exec(`UPDATE call_attempts SET arrived_by = arrived_by - interval '30 min', started_at = started_at - interval '30 min' WHERE call_id IN (2, 7)`)
 	s.exec(`UPDATE call_attempts SET charged = jsonb_set(charged, '{0,until}', to_jsonb(arrived_by)) WHERE call_id IN (1, 2)`)
-	s.exec(`DELETE FROM call_usage WHERE ctid = (SELECT ctid FROM call_usage LIMIT 1)`) // usage does not reach back
+	s.exec(`DELETE FROM callq.call_usage WHERE ctid = (SELECT ctid FROM callq.call_usage LIMIT 1)`) // usage does not reach back
 
 	after := rules(sliding("api", 20, time.Hour))
 	other.Limits = []string{"api"}
 	after.Queues = append(after.Queues, other)
 	s.publish(after)
-	s.want(`SELECT complete_since IS NULL FROM call_limits`)
+	s.want(`SELECT complete_since IS NULL FROM callq.call_limits`)
 	s.calls("default", 40)
 	s.once(after)
-	s.want(`SELECT complete_since IS NULL FROM call_limits`) // 10 is open and not charged to the limit
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT complete_since IS NULL FROM callq.call_limits`) // 10 is open and not charged to the limit
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	s.finish(10)
 	s.once(after)
-	s.want(`SELECT complete_since > applied_at FROM call_limits`)
+	s.want(`SELECT complete_since > applied_at FROM callq.call_limits`)
 	// Counted: 2 to 5, 7 to 10. Call 6 is still open.
-	s.want(`SELECT sum(used) = 8 FROM call_usage`)
-	s.want(`SELECT count(*) = 20 - 8 FROM call_open WHERE limits = '{api}'`)
+	s.want(`SELECT sum(used) = 8 FROM callq.call_usage`)
+	s.want(`SELECT count(*) = 20 - 8 FROM callq.call_open WHERE limits = '{api}'`)
 	s.finish(6)
-	s.want(`SELECT sum(used) = 9 FROM call_usage`)
+	s.want(`SELECT sum(used) = 9 FROM callq.call_usage`)
 	s.verifyLongAgo()
 	// Each unit in the bucket of its own time, which ends after it.
-	s.want(`SELECT sum(used) = 2 FROM call_usage u, call_attempts a
+	s.want(`SELECT sum(used) = 2 FROM callq.call_usage u, call_attempts a
 		WHERE a.call_id = 7 AND u.bucket > a.arrived_by AND u.bucket < a.arrived_by + interval '20 s'`)
 }
 
@@ -68,7 +68,7 @@ func TestLimitCountsQueuesThatLeft(t *testing.T) {
 	r.Queues[1].Limits = nil
 	r.Limits[0].Rate.Window = time.Hour
 	s.once(r)
-	s.want(`SELECT sum(used) = 5 AND bool_and(shard = 0) FROM call_usage`)
+	s.want(`SELECT sum(used) = 5 AND bool_and(shard = 0) FROM callq.call_usage`)
 	s.verify()
 }
 
@@ -80,12 +80,12 @@ func TestLimitBehindTheMark(t *testing.T) {
 	s := newSystem(t)
 	r := rules(sliding("api", 20, time.Hour))
 	s.calls("default", 1)
-	s.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', clock_timestamp() - interval '59 min')`)
+	s.exec(`INSERT INTO callq.call_meta (name, at) VALUES ('ledger', clock_timestamp() - interval '59 min')`)
 	s.once(r)
-	s.want(`SELECT complete_since IS NOT NULL AND (SELECT count(*) = 0 FROM call_open) FROM call_limits`)
-	s.exec(`UPDATE call_limits SET missing_until = missing_until - interval '2 min'`)
+	s.want(`SELECT complete_since IS NOT NULL AND (SELECT count(*) = 0 FROM callq.call_open) FROM callq.call_limits`)
+	s.exec(`UPDATE callq.call_limits SET missing_until = missing_until - interval '2 min'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 }
 
 // A fixed window needs only what began with it: what retention removed of the months before is no matter.
@@ -93,14 +93,14 @@ func TestFixedWindowBehindTheMark(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.calls("default", 1)
-	s.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
+	s.exec(`INSERT INTO callq.call_meta (name, at) VALUES ('ledger', date_trunc('day', clock_timestamp(), 'UTC') - interval '1 hour')`)
 	r := rules(shaped(t, "api", "20/1d", limit.FixedWindow, 0, ""))
 	s.once(r)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
-	s.exec(`UPDATE call_limits SET missing_until = clock_timestamp()`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_limits SET missing_until = clock_timestamp()`)
 	s.calls("default", 1)
 	s.once(r)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 }
 
 // A limit that is taken away and comes back counts what its queue sent in between.
@@ -114,16 +114,16 @@ func TestLimitComesBack(t *testing.T) {
 	s.start(time.Hour, 1, 2)
 	s.finish(1)
 	s.publish(without)
-	s.want(`SELECT count(*) = 1 FROM call_open`) // 3 and 4 were recalled, 2 runs
-	s.want(`SELECT queues = '{}' AND (SELECT limits = '{}' FROM call_queues) FROM call_limits`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`) // 3 and 4 were recalled, 2 runs
+	s.want(`SELECT queues = '{}' AND (SELECT limits = '{}' FROM callq.call_queues) FROM callq.call_limits`)
 	s.once(without)
 	s.start(time.Hour, 3)
 	s.finish(2, 3) // charged to the limit of its claim; to none
-	s.want(`SELECT sum(used) = 2 FROM call_usage`)
+	s.want(`SELECT sum(used) = 2 FROM callq.call_usage`)
 	s.calls("default", 10)
 	s.once(with) // 4 is open under no limit, and recalled
-	s.want(`SELECT sum(used) = 3 FROM call_usage`)
-	s.want(`SELECT count(*) = 2 FROM call_open`)
+	s.want(`SELECT sum(used) = 3 FROM callq.call_usage`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open`)
 	s.verify()
 }
 
@@ -138,18 +138,18 @@ func TestQueueLeaves(t *testing.T) {
 	s.calls("other", 3)
 	s.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('free', now())`)
 	s.once(both)
-	s.want(`SELECT count(*) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open`)
 	s.start(time.Hour, 1)
 	s.once(r)
 	s.want(`SELECT count(*) = 3 FROM call_queue WHERE status = 'new'`)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 	s.calls("default", 9)
 	s.once(r)
-	s.want(`SELECT count(*) = 5 FROM call_open`) // one of other's, and what it left
+	s.want(`SELECT count(*) = 5 FROM callq.call_open`) // one of other's, and what it left
 	s.finish(1)
 	s.want(`SELECT status = 'done' FROM call_queue WHERE id = 1`)
 	s.once(both)
-	s.want(`SELECT count(*) = 5 AND count(*) FILTER (WHERE queue = 'free') = 1 FROM call_open`) // 4 of 5 units, for call 1 has used one
+	s.want(`SELECT count(*) = 5 AND count(*) FILTER (WHERE queue = 'free') = 1 FROM callq.call_open`) // 4 of 5 units, for call 1 has used one
 	s.verify()
 }
 
@@ -173,10 +173,10 @@ func TestWhatShutsALimit(t *testing.T) {
 		r := rules(sliding("api", 5, time.Hour))
 		r.Queues = append(r.Queues, queue("other"))
 		s.once(r)
-		s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
+		s.want(`SELECT complete_since IS NOT NULL FROM callq.call_limits`)
 		c.change(&r.Limits[0], &r.Queues[1])
 		s.publish(r)
-		if shut := one[bool](s, `SELECT complete_since IS NULL FROM call_limits`); shut != c.shut {
+		if shut := one[bool](s, `SELECT complete_since IS NULL FROM callq.call_limits`); shut != c.shut {
 			t.Errorf("%s: the limit is shut: %t, want %t", c.name, shut, c.shut)
 		}
 	}

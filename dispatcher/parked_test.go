@@ -28,7 +28,7 @@ func TestParkedKeysAreWoken(t *testing.T) {
 	}{
 		"nothing": {hourly, func(*testing.T, *system) {}, `count(*) = 0`},
 		"a call ends": {one, func(_ *testing.T, s *system) {
-			s.exec(`UPDATE call_open SET started_at = NULL`)
+			s.exec(`UPDATE callq.call_open SET started_at = NULL`)
 			s.start(time.Hour, 300, 301)
 			s.finish(300, 301)
 		}, `array_agg(key ORDER BY key) = '{k300,k301}'`},
@@ -45,7 +45,7 @@ func TestParkedKeysAreWoken(t *testing.T) {
 			}
 			s.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id = 300`)
 			s.tick(s.dispatcher(hourly))
-			s.want(`SELECT count(*) = 0 FROM call_open WHERE key = 'k300'`)
+			s.want(`SELECT count(*) = 0 FROM callq.call_open WHERE key = 'k300'`)
 			if was, err := ledger.Resume(t.Context(), s.pool, "limit", "each", "k300", "test"); err != nil || !was {
 				t.Fatal(was, err)
 			}
@@ -66,7 +66,7 @@ func TestParkedKeysAreWoken(t *testing.T) {
 		"time": {short, func(t *testing.T, s *system) {
 			s.start(time.Hour)
 			s.finish()
-			s.exec(`SELECT pg_sleep(extract(epoch FROM max(bucket) + interval '0.51 s' - clock_timestamp())) FROM call_usage`)
+			s.exec(`SELECT pg_sleep(extract(epoch FROM max(bucket) + interval '0.51 s' - clock_timestamp())) FROM callq.call_usage`)
 		}, `count(*) = 600`},
 	} {
 		parallel(t, name, func(t *testing.T, s *system) {
@@ -74,14 +74,14 @@ func TestParkedKeysAreWoken(t *testing.T) {
 			s.exec(`INSERT INTO call_queue (key) SELECT 'k' || i FROM generate_series(1, 2) turn, generate_series(1, $1) i`, keys)
 			s.once(c.rules)
 			s.once(c.rules)
-			s.want(`SELECT count(*) = $1 FROM call_open WHERE call_id <= $1`, keys)
-			s.want(`SELECT count(*) > 300 FROM call_flows WHERE wake_at IS NOT NULL`)
+			s.want(`SELECT count(*) = $1 FROM callq.call_open WHERE call_id <= $1`, keys)
+			s.want(`SELECT count(*) > 300 FROM callq.call_flows WHERE wake_at IS NOT NULL`)
 			c.free(t, s)
 			d := s.dispatcher(c.rules)
 			for range 3 {
 				s.tick(d)
 			}
-			s.want(`SELECT `+c.want+` FROM call_open WHERE call_id > $1`, keys)
+			s.want(`SELECT `+c.want+` FROM callq.call_open WHERE call_id > $1`, keys)
 			s.verify()
 		})
 	}
@@ -98,16 +98,16 @@ func TestParkedCallIsNotPassed(t *testing.T) {
 	r.Limits[0].CountCost = true
 	s.exec(`INSERT INTO call_queue (key, cost) SELECT 'k' || i, cost FROM unnest(ARRAY[6, 5]) cost, generate_series(1, 600) i`)
 	s.once(r)
-	s.want(`SELECT count(*) = 600 FROM call_open`)
+	s.want(`SELECT count(*) = 600 FROM callq.call_open`)
 	// Who cancels or deletes it wakes nobody, so that it must be looked at again soon.
-	s.want(`SELECT count(*) = 1 FROM call_flows WHERE key = 'k300' AND wake_at BETWEEN now() + interval '30 s' AND now() + interval '1 min'`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_flows WHERE key = 'k300' AND wake_at BETWEEN now() + interval '30 s' AND now() + interval '1 min'`)
 	s.exec(`INSERT INTO call_queue (key, cost, priority) VALUES ('k300', 1, 5), ('k300', 1, 9), ('k300', 2, 0)`)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id) = '{1203}' FROM call_open WHERE key = 'k300' AND call_id > 600`)
+	s.want(`SELECT array_agg(call_id) = '{1203}' FROM callq.call_open WHERE key = 'k300' AND call_id > 600`)
 	s.exec(`DELETE FROM call_queue WHERE id = 900`)
-	s.exec(`UPDATE call_flows SET wake_at = wake_at - interval '1 min' WHERE key = 'k300'`)
+	s.exec(`UPDATE callq.call_flows SET wake_at = wake_at - interval '1 min' WHERE key = 'k300'`)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1201,1202,1203}' FROM call_open WHERE key = 'k300' AND call_id > 600`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1201,1202,1203}' FROM callq.call_open WHERE key = 'k300' AND call_id > 600`)
 	s.verify()
 }
 
@@ -118,13 +118,13 @@ func TestEmptyLinesGo(t *testing.T) {
 	s.alive(10000)
 	s.exec(`INSERT INTO call_queue (key) SELECT 'k' || i FROM generate_series(1, 2000) i`)
 	s.once(rules())
-	s.want(`SELECT count(*) = 2000 FROM call_open`)
-	s.want(`SELECT count(*) < 256 FROM call_flows`)
-	s.want(`SELECT count(*) = 0 FROM call_segments`)
+	s.want(`SELECT count(*) = 2000 FROM callq.call_open`)
+	s.want(`SELECT count(*) < 256 FROM callq.call_flows`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_segments`)
 	s.calls("default", 3)
 	s.once(rules())
 	s.once(rules())
-	s.want(`SELECT count(*) = 1 FROM call_flows WHERE key = '' AND calls = 0`) // kept: making one costs more
+	s.want(`SELECT count(*) = 1 FROM callq.call_flows WHERE key = '' AND calls = 0`) // kept: making one costs more
 }
 
 // News of a queue that is paused, or whose workers are away or full, does not pile up.
@@ -146,12 +146,12 @@ func TestNewsIsTakenInThoughNothingIsClaimed(t *testing.T) {
 			prepare(t, s, &r)
 			s.once(r)
 			s.calls("default", 5)
-			s.exec(`INSERT INTO call_inbox (queue, at, key) SELECT 'default', clock_timestamp(), 'k' FROM generate_series(1, 5000)`)
+			s.exec(`INSERT INTO callq.call_inbox (queue, at, key) SELECT 'default', clock_timestamp(), 'k' FROM generate_series(1, 5000)`)
 			for range 4 {
 				s.once(r)
 			}
-			s.want(`SELECT count(*) = 0 FROM call_inbox`)
-			s.want(`SELECT sum(calls) >= 5 FROM call_flows`)
+			s.want(`SELECT count(*) = 0 FROM callq.call_inbox`)
+			s.want(`SELECT sum(calls) >= 5 FROM callq.call_flows`)
 		})
 	}
 }

@@ -129,7 +129,7 @@ func (d *Dispatcher) apply(ctx context.Context, s *Settings, always bool) (appli
 func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
-	changes, kept, err := d.member.Join(ctx, d.cfg.Pool, s.Policy, always, d.cfg.MaxData)
+	changes, kept, err := d.member.Join(ctx, d.cfg.db, s.Policy, always, d.cfg.MaxData)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
 	heartbeats.Wait()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), policy.HeartbeatEvery)
 	defer cancel()
-	if err := d.member.Leave(bounded, d.cfg.Pool); err != nil {
+	if err := d.member.Leave(bounded, d.cfg.db); err != nil {
 		d.cfg.Logger.WarnContext(bounded, "dispatcher's row left to go stale", "err", err)
 	}
 	return err
@@ -166,7 +166,7 @@ func (d *Dispatcher) alive(ctx context.Context, run func() error) error {
 func (d *Dispatcher) heartbeatLoop(ctx context.Context) {
 	missed, differed := false, false
 	for pause(ctx, policy.HeartbeatEvery) {
-		others, err := d.member.Heartbeat(ctx, d.cfg.Pool, d.current.Load().Policy)
+		others, err := d.member.Heartbeat(ctx, d.cfg.db, d.current.Load().Policy)
 		switch differs := len(others) > 0; {
 		case err != nil && !missed && ctx.Err() == nil:
 			d.cfg.Logger.WarnContext(ctx, "heartbeat missed", "err", err)

@@ -138,7 +138,7 @@ func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
 // readClock begins a tick: a step of Postgres's clock must be seen before anything is computed back from that clock, and also
 // while there is nothing to claim.
 func (d *Dispatcher) readClock(ctx context.Context) error {
-	r, err := d.clock.read(ctx, d.cfg.Pool)
+	r, err := d.clock.read(ctx, d.cfg.db)
 	if err != nil {
 		d.recovery.PostgresAway()
 		return err
@@ -272,7 +272,7 @@ type dueQueue struct {
 func (c *claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, err error) {
 	began := c.cfg.Now()
 	queues, since := c.scan.begin(began)
-	rows, _ := c.cfg.Pool.Query(ctx, dueSQL, queues, since)
+	rows, _ := c.cfg.db.Query(ctx, dueSQL, queues, since)
 	due, err = pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
 		return nil, false, fmt.Errorf("look for due calls: %w", err)
@@ -290,23 +290,23 @@ func (c *claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, e
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
     least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in, needs,
-    (SELECT coalesce(pg_sequence_last_value('call_batch_seq'), 0)) AS drawn
+    (SELECT coalesce(pg_sequence_last_value('callq.call_batch_seq'), 0)) AS drawn
 FROM (
     SELECT r.name, nullif(r.needs, '{}') AS needs, least(n.at, w.at, a.at) AS first_at
-    FROM call_queues r
+    FROM callq.call_queues r
     LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
     LEFT JOIN LATERAL (
-        SELECT at FROM call_inbox
+        SELECT at FROM callq.call_inbox
         WHERE queue = r.name AND at >= coalesce(s.since, '-infinity')
         ORDER BY at LIMIT 1
     ) n ON true
     LEFT JOIN LATERAL (
-        SELECT wake_at AS at FROM call_flows
+        SELECT wake_at AS at FROM callq.call_flows
         WHERE queue = r.name AND wake_at IS NOT NULL AND wake_at >= coalesce(s.since, '-infinity')
         ORDER BY wake_at LIMIT 1
     ) w ON true
     LEFT JOIN LATERAL (
-        SELECT timestamptz '-infinity' AS at FROM call_flows
+        SELECT timestamptz '-infinity' AS at FROM callq.call_flows
         WHERE queue = r.name AND wake_at IS NULL AND calls > 0
         LIMIT 1
     ) a ON true

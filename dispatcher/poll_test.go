@@ -44,9 +44,9 @@ func TestLooksBetweenTicks(t *testing.T) {
 			w := s.tasks(2, nil)
 			w.Handle("ok", func(context.Context, *tasks.Call) error { return nil })
 			s.run(w.Run)
-			s.eventually(`SELECT count(*) = 1 FROM call_workers`)
+			s.eventually(`SELECT count(*) = 1 FROM callq.call_workers`)
 			s.run(s.dispatcher(rules(c.rule), seldom).Sightless().Run)
-			s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
+			s.eventually(`SELECT count(*) = 1 FROM callq.call_limits WHERE complete_since IS NOT NULL`)
 			client, err := callqueue.New(s.pool)
 			if err != nil {
 				t.Fatal(err)
@@ -67,17 +67,17 @@ func TestPlainInsertIsSeen(t *testing.T) {
 	s := newSystem(t)
 	s.alive(20)
 	s.run(s.dispatcher(rules(sliding("api", 100, time.Hour)), seldom).Run)
-	s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE complete_since IS NOT NULL`)
+	s.eventually(`SELECT count(*) = 1 FROM callq.call_limits WHERE complete_since IS NOT NULL`)
 	s.exec(`DO $$ BEGIN INSERT INTO call_queue DEFAULT VALUES; PERFORM pg_sleep(1); END $$`) // nobody polls any more
-	s.eventually(`SELECT count(*) = 1 FROM call_open`)
+	s.eventually(`SELECT count(*) = 1 FROM callq.call_open`)
 	s.exec(`INSERT INTO call_queue DEFAULT VALUES`)
 	s.exec(`DO $$ BEGIN
-		PERFORM setval('call_wake_seq', (date_part('epoch', clock_timestamp()) * 1000)::bigint); -- another woke just now
+		PERFORM setval('callq.call_wake_seq', (date_part('epoch', clock_timestamp()) * 1000)::bigint); -- another woke just now
 		INSERT INTO call_queue DEFAULT VALUES;
 		PERFORM pg_sleep(0.2);
 	END $$`)
-	s.eventually(`SELECT count(*) = 3 FROM call_open`)
-	s.want(`SELECT bool_and(claimed_at < created_at + interval '20 s') FROM call_open JOIN call_queue ON id = call_id`)
+	s.eventually(`SELECT count(*) = 3 FROM callq.call_open`)
+	s.want(`SELECT bool_and(claimed_at < created_at + interval '20 s') FROM callq.call_open JOIN call_queue ON id = call_id`)
 }
 
 // Units that come back early are given out at once, though their limit could not have had room yet.
@@ -97,7 +97,7 @@ func TestUnitsThatComeBackEarly(t *testing.T) {
 			s.alive(20)
 			s.exec(`INSERT INTO call_queue (call_data) SELECT '{"url": "http://127.0.0.1:1"}' FROM generate_series(1, 3)`)
 			s.run(s.dispatcher(rules(sliding("api", 2, time.Hour)), seldom).Run)
-			s.eventually(`SELECT count(*) = 2 FROM call_open`)
+			s.eventually(`SELECT count(*) = 2 FROM callq.call_open`)
 			free(t, s)
 			s.eventually(`SELECT attempts > 0 FROM call_queue WHERE id = 3`)
 		})
@@ -111,9 +111,9 @@ func TestCancellingACallThatHeldUpOthers(t *testing.T) {
 	r := rules(byCost("api", 10, time.Hour))
 	s.exec(`INSERT INTO call_queue (cost) VALUES (5), (8), (5)`)
 	s.run(s.dispatcher(r, seldom).Run)
-	s.eventually(`SELECT count(*) = 1 FROM call_open`)
+	s.eventually(`SELECT count(*) = 1 FROM callq.call_open`)
 	s.cancel(2)
-	s.eventually(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
+	s.eventually(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM callq.call_open`)
 }
 
 // A key that is paused while its limit is full keeps nobody busy.
@@ -156,10 +156,10 @@ func TestStandsBy(t *testing.T) {
 		t.Helper()
 		s.calls("default", 1)
 		s.poll(by)
-		s.want(`SELECT count(*) = $1 FROM call_open`, want)
+		s.want(`SELECT count(*) = $1 FROM callq.call_open`, want)
 	}
 	claims(d, 1)
-	for _, held := range []string{"call_queues", "call_limits", "call_locks"} {
+	for _, held := range []string{"callq.call_queues", "callq.call_limits", "callq.call_locks"} {
 		tx := s.hold(`SELECT FROM ` + held + ` FOR UPDATE`)
 		claims(other, 1)
 		s.release(tx)
@@ -167,7 +167,7 @@ func TestStandsBy(t *testing.T) {
 	claims(d, 5)
 	claims(other, 5)
 	s.tick(other) // a tick claims, whoever else does
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	claims(d, 6)
 	now = now.Add(200 * time.Millisecond)
 	claims(d, 6)
@@ -181,11 +181,11 @@ func TestIdleDispatcherSeesTheClockSet(t *testing.T) {
 	s := newSystem(t)
 	monotonic := time.Now()
 	d := s.clocked(&monotonic)
-	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
+	s.exec(`INSERT INTO callq.call_usage (limit_name, key, bucket, shard, used) VALUES ('api', '', clock_timestamp() - interval '70 min', 1, 1)`)
 	s.calls("default", 1)
 	monotonic = monotonic.Add(-30 * time.Minute) // so much Postgres's clock has gained
 	s.tick(d)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 }
 
 // So does one that counts what a limit has used from the ledger.
@@ -196,12 +196,12 @@ func TestOpeningReachesBackBehindAStepOfTheClock(t *testing.T) {
 	d := s.clocked(&monotonic)
 	s.exec(`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 		SELECT 9, 1, 1, at, at, at, at, 'done', 'default', 'http', '', '[]' FROM (SELECT clock_timestamp() - interval '70 min' AS at) a`)
-	s.exec(`UPDATE call_limits SET complete_since = NULL`)
+	s.exec(`UPDATE callq.call_limits SET complete_since = NULL`)
 	s.calls("default", 1)
 	monotonic = monotonic.Add(-30 * time.Minute)
 	s.tick(d)
-	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT complete_since IS NOT NULL FROM callq.call_limits`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 }
 
 // clocked is a dispatcher with a clock of the test's own, once its limit is open.
@@ -230,10 +230,10 @@ func TestQueuesTakeTurns(t *testing.T) {
 	for range 2 { // the order of the queues turns
 		s.poll(d)
 	}
-	s.want(`SELECT count(DISTINCT batch) = 2 FROM call_open WHERE queue = 'long'`)
-	s.want(`SELECT count(*) = 10 FROM call_open WHERE queue = 'short'`)
+	s.want(`SELECT count(DISTINCT batch) = 2 FROM callq.call_open WHERE queue = 'long'`)
+	s.want(`SELECT count(*) = 10 FROM callq.call_open WHERE queue = 'short'`)
 	s.tick(d)
-	s.want(`SELECT count(*) = 9000 FROM call_open WHERE queue = 'long'`)
+	s.want(`SELECT count(*) = 9000 FROM callq.call_open WHERE queue = 'long'`)
 }
 
 // While Postgres is away its workers cannot record what ended. They get the time to do so before what has passed its
@@ -247,16 +247,16 @@ func TestNothingIsLostRightAfterAnOutage(t *testing.T) {
 	d := s.dispatcher(r, func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
 	s.turn(d)
 	s.start(30 * time.Minute)
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+	s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 
-	s.exec(`ALTER FUNCTION callq_epoch() RENAME TO away`)
+	s.exec(`ALTER FUNCTION callq.epoch() RENAME TO away`)
 	if _, err := d.Step(t.Context(), true); err == nil {
 		t.Fatal("a tick went well without Postgres")
 	}
-	s.exec(`ALTER FUNCTION away() RENAME TO callq_epoch`)
+	s.exec(`ALTER FUNCTION callq.away() RENAME TO epoch`)
 	now = now.Add(5 * time.Second)
 	s.turn(d)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 	now = now.Add(2 * time.Second)
 	s.turn(d)
 	s.want(`SELECT outcome = 'lost' FROM call_attempts`)

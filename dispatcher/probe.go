@@ -8,8 +8,8 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A limit that the API closed (ledger.ShutLimit) opens by a probe: once its time is over, one call is claimed before the others, and
@@ -30,7 +30,7 @@ type door struct {
 }
 
 // doors reads which limits of the queue wait for probes.
-func (s *snapshot) doors(ctx context.Context, conn *pgxpool.Conn) ([]door, error) {
+func (s *snapshot) doors(ctx context.Context, conn *schema.Conn) ([]door, error) {
 	if !s.probes {
 		return nil, nil
 	}
@@ -44,9 +44,9 @@ const doorsSQL = `
 SELECT p.name, p.key,
     o.call_id IS NOT NULL AND p.probed_at > clock_timestamp() - $2::interval, o.call_id IS NOT NULL AND p.probed_at <= clock_timestamp() - $2::interval,
     a.outcome NOT IN ('not_sent', 'lost', 'refused') IS TRUE
-FROM call_pauses p
-LEFT JOIN call_open o ON o.call_id = p.call_id AND o.attempt = p.attempt
-LEFT JOIN call_attempts a ON a.call_id = p.call_id AND a.attempt = p.attempt
+FROM callq.call_pauses p
+LEFT JOIN callq.call_open o ON o.call_id = p.call_id AND o.attempt = p.attempt
+LEFT JOIN public.call_attempts a ON a.call_id = p.call_id AND a.attempt = p.attempt
 WHERE p.what = 'limit' AND p.name = ANY($1) AND p.spell IS NOT NULL AND p.until <= clock_timestamp()`
 
 // knock has the headroom let one call through where a probe is to be claimed, and none where one is under way. It returns the doors
@@ -125,13 +125,13 @@ func (h *headroom) probed(b *batch) {
 }
 
 const probedSQL = `
-UPDATE call_pauses p SET call_id = o.call_id, attempt = o.attempt, probed_at = o.claimed_at
+UPDATE callq.call_pauses p SET call_id = o.call_id, attempt = o.attempt, probed_at = o.claimed_at
 FROM unnest($1::text[], $2::text[], $3::bigint[]) AS d (name, key, call_id)
-JOIN call_open o ON o.call_id = d.call_id
+JOIN callq.call_open o ON o.call_id = d.call_id
 WHERE p.what = 'limit' AND p.name = d.name AND p.key = d.key AND p.spell IS NOT NULL AND p.until <= clock_timestamp()`
 
 const openedSQL = `
-DELETE FROM call_pauses p USING unnest($1::text[], $2::text[]) AS d (name, key)
+DELETE FROM callq.call_pauses p USING unnest($1::text[], $2::text[]) AS d (name, key)
 WHERE p.what = 'limit' AND p.name = d.name AND p.key = d.key AND p.spell IS NOT NULL AND p.until <= clock_timestamp()`
 
 func split(of []limitKey) (names, keys []string) {

@@ -17,7 +17,7 @@ import (
 func (s *system) shut(key string, call int64, after time.Duration) {
 	s.t.Helper()
 	err := ledger.ShutLimit(context.Background(), s.pool, ledger.Shut{
-		Limit: "api", Key: key, CallID: call, Attempt: one[int32](s, `SELECT attempt FROM call_open WHERE call_id = $1`, call),
+		Limit: "api", Key: key, CallID: call, Attempt: one[int32](s, `SELECT attempt FROM callq.call_open WHERE call_id = $1`, call),
 		After: after, First: time.Second, Most: time.Hour, Reason: "429", By: "w",
 	})
 	if err != nil {
@@ -28,7 +28,7 @@ func (s *system) shut(key string, call int64, after time.Duration) {
 // end ends a call's attempt so; its call waits again.
 func (s *system) end(call int64, how callqueue.Outcome) {
 	s.t.Helper()
-	rows, _ := s.pool.Query(s.t.Context(), `SELECT attempt, token, clock_timestamp() - started_at FROM call_open WHERE call_id = $1`, call)
+	rows, _ := s.pool.Query(s.t.Context(), `SELECT attempt, token, clock_timestamp() - started_at FROM callq.call_open WHERE call_id = $1`, call)
 	c, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (ledger.Closing, error) {
 		c := ledger.Closing{CallID: call, Outcome: how, Status: callqueue.StatusNew}
 		var took time.Duration
@@ -44,13 +44,13 @@ func (s *system) end(call int64, how callqueue.Outcome) {
 	}
 }
 
-const openIDs = `SELECT coalesce(array_agg(call_id ORDER BY call_id), '{}') = $1::bigint[] FROM call_open`
+const openIDs = `SELECT coalesce(array_agg(call_id ORDER BY call_id), '{}') = $1::bigint[] FROM callq.call_open`
 
 // reopen has the time pass that the limits are closed for.
 func (s *system) reopen() {
-	s.exec(`UPDATE call_pauses SET until = clock_timestamp() - interval '10 ms'`)
-	s.exec(`INSERT INTO call_inbox (queue, at, key) SELECT 'default', clock_timestamp(), key FROM call_pauses WHERE key <> ''`) // its flows are parked
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 s', claimed_at = claimed_at - interval '1 s'`)
+	s.exec(`UPDATE callq.call_pauses SET until = clock_timestamp() - interval '10 ms'`)
+	s.exec(`INSERT INTO callq.call_inbox (queue, at, key) SELECT 'default', clock_timestamp(), key FROM callq.call_pauses WHERE key <> ''`) // its flows are parked
+	s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 s', claimed_at = claimed_at - interval '1 s'`)
 }
 
 // refused opens and starts n calls under rules, closes limit api, or a key of it, for the first, and ends them as refused.
@@ -76,8 +76,8 @@ func TestProbe(t *testing.T) {
 	for call := range int64(3) { // of one burst: the spell is the first
 		s.shut("", call+1, 0)
 	}
-	s.want(`SELECT spell = '1 s' AND until BETWEEN at + interval '0.99 s' AND at + interval '1.01 s' AND count(*) OVER () = 1 FROM call_pauses`)
-	s.want(`SELECT count(*) = 1 FROM call_audit WHERE change LIKE 'closed%429'`)
+	s.want(`SELECT spell = '1 s' AND until BETWEEN at + interval '0.99 s' AND at + interval '1.01 s' AND count(*) OVER () = 1 FROM callq.call_pauses`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE change LIKE 'closed%429'`)
 	for call := range int64(3) {
 		s.end(call+1, callqueue.OutcomeRefused)
 	}
@@ -90,10 +90,10 @@ func TestProbe(t *testing.T) {
 		s.once(r)
 		s.once(r)
 		s.want(openIDs, "{1}")
-		s.want(`SELECT call_id = 1 AND attempt = (SELECT attempts FROM call_queue WHERE id = 1) AND probed_at IS NOT NULL FROM call_pauses`)
+		s.want(`SELECT call_id = 1 AND attempt = (SELECT attempts FROM call_queue WHERE id = 1) AND probed_at IS NOT NULL FROM callq.call_pauses`)
 		s.start(time.Minute)
 		s.shut("", 1, 0)
-		s.want(`SELECT spell = $1::interval AND call_id IS NULL FROM call_pauses`, spell)
+		s.want(`SELECT spell = $1::interval AND call_id IS NULL FROM callq.call_pauses`, spell)
 		s.end(1, callqueue.OutcomeRefused)
 	}
 
@@ -104,14 +104,14 @@ func TestProbe(t *testing.T) {
 	s.end(1, callqueue.OutcomeNotSent)
 	s.once(r)
 	s.want(openIDs, "{1}")
-	s.want(`SELECT attempt = (SELECT attempts FROM call_queue WHERE id = 1) FROM call_pauses`)
+	s.want(`SELECT attempt = (SELECT attempts FROM call_queue WHERE id = 1) FROM callq.call_pauses`)
 
 	// Any answer that is no refusal opens it.
 	s.start(time.Minute)
 	s.finish(1)
 	s.once(r)
 	s.want(openIDs, "{2,3}")
-	s.want(`SELECT count(*) = 0 FROM call_pauses`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_pauses`)
 	s.verify()
 }
 
@@ -123,7 +123,7 @@ func TestProbeAfterNamedTime(t *testing.T) {
 	s.calls("default", 2)
 	s.once(r)
 	s.start(time.Minute)
-	const until = `SELECT until BETWEEN clock_timestamp() + $1::interval - interval '1 s' AND clock_timestamp() + $1::interval FROM call_pauses`
+	const until = `SELECT until BETWEEN clock_timestamp() + $1::interval - interval '1 s' AND clock_timestamp() + $1::interval FROM callq.call_pauses`
 	s.shut("", 1, time.Minute)
 	s.want(until, "1 min")
 	s.shut("", 2, 5*time.Minute)
@@ -145,13 +145,13 @@ func TestProbeThatTakesLong(t *testing.T) {
 	s.reopen()
 	s.once(r)
 	s.want(openIDs, "{1}")
-	s.exec(`UPDATE call_pauses SET probed_at = probed_at - interval '1 s'`)
+	s.exec(`UPDATE callq.call_pauses SET probed_at = probed_at - interval '1 s'`)
 	s.once(r)
 	s.want(openIDs, "{1}")
-	s.exec(`UPDATE call_pauses SET probed_at = probed_at - interval '1 s'`)
+	s.exec(`UPDATE callq.call_pauses SET probed_at = probed_at - interval '1 s'`)
 	s.once(r)
 	s.want(openIDs, "{1,2,3}")
-	s.want(`SELECT count(*) = 1 FROM call_pauses`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_pauses`)
 }
 
 // A limit per key closes its key alone, and opens it by a call of that key; a call that costs much is one call.
@@ -173,7 +173,7 @@ func TestProbeOfAKey(t *testing.T) {
 	s.finish(1)
 	s.once(r)
 	s.want(openIDs, "{2,3,4}")
-	s.want(`SELECT count(*) = 0 FROM call_pauses`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_pauses`)
 }
 
 // Queues that share a limit send one probe between them.
@@ -187,7 +187,7 @@ func TestProbeOfManyQueues(t *testing.T) {
 	s.reopen()
 	s.once(r)
 	s.once(r)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 }
 
 // What an API says remains is given out, no more, until it resets; a rate is never raised by it.
@@ -197,19 +197,19 @@ func TestLowered(t *testing.T) {
 	r := rules(sliding("api", 10, time.Hour))
 	s.calls("default", 8)
 	s.publish(r)
-	s.exec(`INSERT INTO call_remotes (limit_name, remaining, reset_at, answered_at, lowered) VALUES ('api', 3, clock_timestamp() + interval '1 min', clock_timestamp(), 3)`)
+	s.exec(`INSERT INTO callq.call_remotes (limit_name, remaining, reset_at, answered_at, lowered) VALUES ('api', 3, clock_timestamp() + interval '1 min', clock_timestamp(), 3)`)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open`)
-	s.exec(`UPDATE call_remotes SET lowered = 1000`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_remotes SET lowered = 1000`)
 	s.once(r)
-	s.want(`SELECT count(*) = 8 FROM call_open`)
-	s.exec(`UPDATE call_remotes SET lowered = 0`)
+	s.want(`SELECT count(*) = 8 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_remotes SET lowered = 0`)
 	s.calls("default", 8)
 	s.once(r)
-	s.want(`SELECT count(*) = 8 FROM call_open`)
-	s.exec(`UPDATE call_remotes SET reset_at = clock_timestamp()`)
+	s.want(`SELECT count(*) = 8 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_remotes SET reset_at = clock_timestamp()`)
 	s.once(r)
-	s.want(`SELECT count(*) = 10 FROM call_open`)
+	s.want(`SELECT count(*) = 10 FROM callq.call_open`)
 }
 
 // While an API refuses for ten minutes, or for a day, it is asked ever more seldom, at least each hour; then all goes on at once.
@@ -221,7 +221,7 @@ func TestProbesOfALongRefusal(t *testing.T) {
 			s.calls("default", 20)
 			s.refused(r, "", 20)
 			probes := 0
-			for passed := one[time.Duration](s, `SELECT spell FROM call_pauses`); passed < refuses; passed += one[time.Duration](s, `SELECT spell FROM call_pauses`) {
+			for passed := one[time.Duration](s, `SELECT spell FROM callq.call_pauses`); passed < refuses; passed += one[time.Duration](s, `SELECT spell FROM callq.call_pauses`) {
 				s.reopen()
 				s.once(r)
 				s.want(openIDs, "{1}")
@@ -230,7 +230,7 @@ func TestProbesOfALongRefusal(t *testing.T) {
 				s.end(1, callqueue.OutcomeRefused)
 				probes++
 			}
-			s.want(`SELECT max(spell) <= '1 h' FROM call_pauses`)
+			s.want(`SELECT max(spell) <= '1 h' FROM callq.call_pauses`)
 			if probes > most {
 				s.t.Errorf("%d probes in %s, want %d at most", probes, refuses, most)
 			}
@@ -239,7 +239,7 @@ func TestProbesOfALongRefusal(t *testing.T) {
 			s.start(time.Minute)
 			s.finish(1)
 			s.once(r)
-			s.want(`SELECT count(*) = 19 FROM call_open`)
+			s.want(`SELECT count(*) = 19 FROM callq.call_open`)
 		})
 	}
 }
@@ -262,7 +262,7 @@ func TestProbeOfAllKeysAndOfOne(t *testing.T) {
 	s.reopen()
 	s.once(r)
 	s.once(r)
-	s.want(`SELECT count(*) = 1 FROM call_open`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 }
 
 // Who pauses a limit that the API closed has it paused, and ends that without a probe.
@@ -275,8 +275,8 @@ func TestPauseOfAClosedLimit(t *testing.T) {
 	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "limit", Name: "api", Reason: "an incident", By: "ann"}); err != nil {
 		t.Fatal(err)
 	}
-	s.want(`SELECT spell IS NULL AND until = 'infinity' AND by = 'ann' FROM call_pauses`)
-	s.exec(`UPDATE call_pauses SET until = clock_timestamp()`)
+	s.want(`SELECT spell IS NULL AND until = 'infinity' AND by = 'ann' FROM callq.call_pauses`)
+	s.exec(`UPDATE callq.call_pauses SET until = clock_timestamp()`)
 	s.once(r)
 	s.want(openIDs, "{1,2,3}")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/redistest"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -34,7 +35,7 @@ func TestPromotion(t *testing.T) {
 	for name, value := range ledger.Settings() {
 		config.ConnConfig.RuntimeParams[name] = value
 	}
-	if _, err := migrations.Up(t.Context(), config.ConnConfig); err != nil {
+	if _, err := migrations.Up(t.Context(), config.ConnConfig, schema.Names{}); err != nil {
 		t.Fatal(err)
 	}
 	s := &system{t: t, redis: redistest.New(t), log: slog.New(slog.DiscardHandler)}
@@ -52,9 +53,9 @@ func TestPromotion(t *testing.T) {
 	s.once(r)
 	s.start(time.Hour, 1, 2, 3)
 	s.finish(1)
-	s.want(`SELECT count(*) = 4 AND count(started_at) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 4 AND count(started_at) = 2 FROM callq.call_open`)
 	unstarted := s.requests(nil, time.Second)
-	epoch := one[string](s, `SELECT callq_epoch()`)
+	epoch := one[string](s, `SELECT callq.epoch()`)
 	s.pool.Close()
 
 	server.Kill()
@@ -66,7 +67,7 @@ func TestPromotion(t *testing.T) {
 	}
 	connect()
 	s.exec(`SELECT pg_promote()`)
-	s.want(`SELECT callq_epoch() <> $1`, epoch)
+	s.want(`SELECT callq.epoch() <> $1`, epoch)
 	answers, err := ledger.Start(t.Context(), s.pool, "w", unstarted)
 	if err != nil || answers[0].StartedAt != nil || answers[1].StartedAt != nil {
 		t.Errorf("starts of the former epoch: %+v, %v", answers, err)
@@ -75,12 +76,12 @@ func TestPromotion(t *testing.T) {
 	s.calls("default", 9)
 	promoted := one[time.Time](s, `SELECT clock_timestamp()`)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	s.want(`SELECT count(*) = 4 AND bool_and(arrived_by > coalesce(started_at, $1)) FROM call_attempts WHERE outcome = 'lost'`, promoted)
-	s.want(`SELECT missing_until > $1::timestamptz + send_within + slack FROM call_limits`, promoted)
-	s.exec(`UPDATE call_limits SET missing_until = clock_timestamp() + interval '1 s'`) // as if most of that time had passed
+	s.want(`SELECT missing_until > $1::timestamptz + send_within + slack FROM callq.call_limits`, promoted)
+	s.exec(`UPDATE callq.call_limits SET missing_until = clock_timestamp() + interval '1 s'`) // as if most of that time had passed
 	s.run(s.dispatcher(r).Run)
-	s.eventually(`SELECT count(*) > 1 FROM call_open`)
-	s.want(`SELECT count(*) FILTER (WHERE o.claimed_at < l.missing_until) <= 1 FROM call_open o, call_limits l`) // as the one that is charged runs off
+	s.eventually(`SELECT count(*) > 1 FROM callq.call_open`)
+	s.want(`SELECT count(*) FILTER (WHERE o.claimed_at < l.missing_until) <= 1 FROM callq.call_open o, callq.call_limits l`) // as the one that is charged runs off
 	s.verify()
 }

@@ -28,9 +28,9 @@ func TestPublishVersions(t *testing.T) {
 		AND array_agg(effective_from ORDER BY version) = array_agg(effective_from ORDER BY effective_from)
 		AND count(DISTINCT effective_from) = 4
 		AND min(effective_from) > $1 AND max(effective_from) < clock_timestamp()
-		AND bool_and(applied_by <> '') FROM call_limit_versions`, begun)
-	s.want(`SELECT version = 4 AND rate = 5 AND queues = '{default}' AND complete_since IS NULL FROM call_limits`)
-	s.want(`SELECT limits = '{api}' FROM call_queues`)
+		AND bool_and(applied_by <> '') FROM callq.call_limit_versions`, begun)
+	s.want(`SELECT version = 4 AND rate = 5 AND queues = '{default}' AND complete_since IS NULL FROM callq.call_limits`)
+	s.want(`SELECT limits = '{api}' FROM callq.call_queues`)
 }
 
 // Whose Retry-After closes a limit, and for how long, is in force at once, and no reason to recall.
@@ -39,14 +39,14 @@ func TestPublishRetryAfter(t *testing.T) {
 	s := newSystem(t)
 	r := rules(sliding("api", 10, time.Minute))
 	s.publish(r)
-	s.want(`SELECT hosts = '{}' AND retry_after = '1 hour' FROM call_limits`)
+	s.want(`SELECT hosts = '{}' AND retry_after = '1 hour' FROM callq.call_limits`)
 	r.Limits[0].Hosts, r.Limits[0].RetryAfter = []string{"b", "a"}, new(time.Duration(0))
 	if changes := s.publish(r); len(changes) != 1 || !strings.Contains(changes[0], "hosts a and b, retry_after off") {
 		t.Errorf("changes %q", changes)
 	}
-	s.want(`SELECT version = 2 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
+	s.want(`SELECT version = 2 AND hosts = '{a,b}' AND retry_after = '0' FROM callq.call_limits`)
 	s.set(5, time.Minute)
-	s.want(`SELECT version = 3 AND hosts = '{a,b}' AND retry_after = '0' FROM call_limits`)
+	s.want(`SELECT version = 3 AND hosts = '{a,b}' AND retry_after = '0' FROM callq.call_limits`)
 	if changes := s.publish(r); len(changes) > 0 {
 		t.Errorf("published again: %q", changes)
 	}
@@ -63,11 +63,11 @@ func TestPublishSaysWhatChanged(t *testing.T) {
 	q := &after.Queues[0]
 	q.On, q.BackoffMin, q.BackoffMax, q.OnLost, q.MaxAttempts = "ip-a", 11*time.Second, 12*time.Second, "fail", 7
 	s.publish(after)
-	s.want(`SELECT max_attempts = 7 FROM call_queues`)
+	s.want(`SELECT max_attempts = 7 FROM callq.call_queues`)
 	for what, said := range map[string][]string{
 		"limit": {"anchor finish", "slack 7s", "send_within 3s"}, "queue": {"on ip-a", "backoff 11s..12s", "on_lost fail"},
 	} {
-		change := one[string](s, `SELECT change FROM call_audit WHERE what = $1 ORDER BY id DESC LIMIT 1`, what)
+		change := one[string](s, `SELECT change FROM callq.call_audit WHERE what = $1 ORDER BY id DESC LIMIT 1`, what)
 		for _, text := range said {
 			if !strings.Contains(change, text) {
 				t.Errorf("the audit says of the %s %q, and nothing of %q", what, change, text)
@@ -87,19 +87,19 @@ func TestPublishLowered(t *testing.T) {
 	s.once(rules(sliding("api", 10, time.Hour)))
 	s.start(time.Hour, 1, 2, 3, 4)
 	s.publish(rules(sliding("api", 11, time.Hour)))
-	s.want(`SELECT count(*) = 10 FROM call_open`) // a higher rate recalls nothing
+	s.want(`SELECT count(*) = 10 FROM callq.call_open`) // a higher rate recalls nothing
 	lower := rules(sliding("api", 6, time.Hour))
 	if changes := s.publish(lower); !slices.Contains(changes, "6 unstarted attempts recalled") {
 		t.Errorf("changes %q, want six recalled", changes)
 	}
-	s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 4 AND count(started_at) = 4 FROM callq.call_open`)
 	s.want(`SELECT count(*) = 6 FROM call_attempts WHERE outcome = 'not_sent' AND charged = '[]'`)
 	s.want(`SELECT count(*) = 36 AND max(failed_count) = 0 FROM call_queue WHERE status = 'new'`)
 	s.once(lower)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	s.publish(rules(sliding("api", 3, time.Hour)))
 	s.once(rules(sliding("api", 3, time.Hour)))
-	s.want(`SELECT count(*) = 4 FROM call_open`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open`)
 	s.verify()
 }
 
@@ -121,7 +121,7 @@ func TestPublishLoweredDuringStarts(t *testing.T) {
 	s.start(time.Hour, 2, 3)
 	s.release(tx)
 	published.Wait()
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3}' FROM call_open`) // the fourth was recalled
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3}' FROM callq.call_open`) // the fourth was recalled
 	s.verify()
 }
 
@@ -187,7 +187,7 @@ func budgetRule(name string, units int64, window time.Duration, burst int64, onO
 func (s *system) budgets(when, want string) {
 	s.t.Helper()
 	const inForce = `SELECT coalesce(string_agg(format('%s %s/%s %s %s', name, rate, extract(epoch FROM window_size)::integer, burst, on_outage), ', '
-		ORDER BY name), '') FROM call_budgets`
+		ORDER BY name), '') FROM callq.call_budgets`
 	if got := one[string](s, inForce); got != want {
 		s.t.Errorf("%s %q is in force, want %q", when, got, want)
 	}
@@ -201,11 +201,11 @@ func TestPublishBudgets(t *testing.T) {
 	search, mail := budgetRule("search", 100, time.Second, 20, "open"), budgetRule("mail", 5, time.Minute, 1, "closed")
 	s.publish(withBudgets(search, mail))
 	s.budgets("at first", "mail 5/60 1 closed, search 100/1 20 open")
-	before := one[string](s, `SELECT json_agg(b ORDER BY name)::text FROM call_budgets b`)
+	before := one[string](s, `SELECT json_agg(b ORDER BY name)::text FROM callq.call_budgets b`)
 	if changes := s.publish(withBudgets(mail, search)); len(changes) > 0 {
 		t.Errorf("the same rules changed %q", changes)
 	}
-	if after := one[string](s, `SELECT json_agg(b ORDER BY name)::text FROM call_budgets b`); after != before {
+	if after := one[string](s, `SELECT json_agg(b ORDER BY name)::text FROM callq.call_budgets b`); after != before {
 		t.Errorf("the same rules changed\n%s\nto\n%s", before, after)
 	}
 	search.OnOutage = "closed"
@@ -216,7 +216,7 @@ func TestPublishBudgets(t *testing.T) {
 	s.budgets("at last", "search 100/1 20 closed")
 	s.want(`SELECT array_agg(name || ': ' || change ORDER BY id) = '{"mail: 5 per 1m, burst 1, on_outage closed",
 		"search: 100 per 1s, burst 20, on_outage open","search: 100 per 1s, burst 20, on_outage closed","mail: removed"}'
-		FROM call_audit WHERE what = 'budget'`)
+		FROM callq.call_audit WHERE what = 'budget'`)
 }
 
 func TestBudgetsThatContradictThemselves(t *testing.T) {

@@ -21,11 +21,11 @@ func TestUnstartedGoesBack(t *testing.T) {
 	r := rules(sliding("api", 2, time.Hour))
 	s.calls("default", 5)
 	s.once(r)
-	s.want(`SELECT count(*) = 2 FROM call_open WHERE call_id IN (1, 2)`)
+	s.want(`SELECT count(*) = 2 FROM callq.call_open WHERE call_id IN (1, 2)`)
 
-	s.exec(`UPDATE call_open SET start_by = clock_timestamp() - interval '1 ms' WHERE call_id = 1`)
+	s.exec(`UPDATE callq.call_open SET start_by = clock_timestamp() - interval '1 ms' WHERE call_id = 1`)
 	s.once(r)
-	s.want(`SELECT count(*) = 2 FROM call_open WHERE attempt = 1`) // while no worker lives they stay
+	s.want(`SELECT count(*) = 2 FROM callq.call_open WHERE attempt = 1`) // while no worker lives they stay
 
 	s.exec(`UPDATE call_queue SET priority = 9 WHERE id = 1`) // so that the unit goes to another call
 	s.alive(10)
@@ -33,8 +33,8 @@ func TestUnstartedGoesBack(t *testing.T) {
 	s.want(`SELECT status = 'new' AND attempts = 1 AND failed_count = 0 AND finished_at IS NULL FROM call_queue WHERE id = 1`)
 	s.want(`SELECT outcome = 'not_sent' AND charged = '[]' AND arrived_by IS NULL AND started_at IS NULL
 		FROM call_attempts WHERE call_id = 1 AND attempt = 1`)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM call_open`) // refunded, and given out again
-	s.want(`SELECT count(*) = 0 FROM call_usage`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3}' FROM callq.call_open`) // refunded, and given out again
+	s.want(`SELECT count(*) = 0 FROM callq.call_usage`)
 	s.verify()
 }
 
@@ -61,16 +61,16 @@ func TestLost(t *testing.T) {
 			s.once(r)
 			s.start(30 * time.Minute)
 			s.once(r)
-			s.want(`SELECT count(*) = 1 FROM call_open`) // before its deadline it may still end
-			s.exec(`UPDATE call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
+			s.want(`SELECT count(*) = 1 FROM callq.call_open`) // before its deadline it may still end
+			s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 h', deadline = deadline - interval '1 h'`)
 			s.calls("default", 5)
 			s.once(r)
 			s.want(`SELECT status = $1 AND failed_count = $2 AND (failed_at IS NOT NULL) = ($1 = 'failed')
 				AND error_message LIKE '%worker was lost%' FROM call_queue WHERE id = 1`, c.status, failed+1)
 			s.want(`SELECT (CASE WHEN status IN ('new', 'error') THEN run_at END > finished_at) IS NOT DISTINCT FROM nullif($1, false) FROM call_queue WHERE id = 1`, c.again)
 			s.want(`SELECT outcome = 'lost' AND charged->0->>'limit' = 'api' AND arrived_by = started_at + interval '10 hours 5 s' AND proof = 'assumed' FROM call_attempts`)
-			s.want(`SELECT sum(used) = 1 FROM call_usage`)
-			s.want(`SELECT count(*) = 1 FROM call_open`) // the second unit; the first stays used
+			s.want(`SELECT sum(used) = 1 FROM callq.call_usage`)
+			s.want(`SELECT count(*) = 1 FROM callq.call_open`) // the second unit; the first stays used
 		})
 	}
 }
@@ -90,7 +90,7 @@ func TestLostAnchors(t *testing.T) {
 			s.calls("default", 1)
 			s.once(r)
 			s.start(5 * time.Second)
-			s.exec(`UPDATE call_open SET started_at = started_at - interval '1 min', deadline = deadline - interval '1 min'`)
+			s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 min', deadline = deadline - interval '1 min'`)
 			s.once(r)
 			s.want(`SELECT arrived_by = ` + until + ` FROM call_attempts`)
 		})
@@ -125,20 +125,20 @@ func TestResend(t *testing.T) {
 	if len(first) != 3 {
 		t.Fatalf("messages %v, want 3", first)
 	}
-	const old = `UPDATE call_open SET handed_at = clock_timestamp() - interval '5001 ms'`
+	const old = `UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '5001 ms'`
 
 	s.exec(old)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // all are pending
+	s.want(`SELECT count(*) = 3 FROM callq.call_open WHERE redeliveries = 0`) // all are pending
 
 	s.redis.FlushDB(t.Context())
-	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '4 s'`)
+	s.exec(`UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '4 s'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`) // not yet
+	s.want(`SELECT count(*) = 3 FROM callq.call_open WHERE redeliveries = 0`) // not yet
 
 	s.exec(old)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 1 AND attempt = 1 AND handed_at > clock_timestamp() - interval '5 s'`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open WHERE redeliveries = 1 AND attempt = 1 AND handed_at > clock_timestamp() - interval '5 s'`)
 	s.want(`SELECT bool_and(attempts = 1) FROM call_queue`)
 	again := s.pending("http")
 	for i, id := range first {
@@ -163,14 +163,14 @@ func TestResendRace(t *testing.T) {
 	s.calls("default", 3)
 	s.once(rules())
 	s.redis.FlushDB(t.Context())
-	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
-	tx := s.hold(`SELECT FROM call_open FOR UPDATE`)
+	s.exec(`UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+	tx := s.hold(`SELECT FROM callq.call_open FOR UPDATE`)
 	both := []*dispatcher.Dispatcher{s.another(rules()), s.another(rules())}
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen) // no sweep waits for what somebody holds
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 0`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open WHERE redeliveries = 0`)
 	s.release(tx)
 	atOnce(t, both, (*dispatcher.Dispatcher).OnceUnfrozen)
-	s.want(`SELECT count(*) = 3 FROM call_open WHERE redeliveries = 1`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open WHERE redeliveries = 1`)
 	if ids := s.pending("http"); len(ids) != 3 {
 		t.Errorf("messages %v, want 3", ids)
 	}
@@ -203,9 +203,9 @@ func TestResentRunsOnce(t *testing.T) {
 				t.Fatalf("Asynq tasks %v (%v)", lost, err)
 			}
 			s.redis.FlushDB(t.Context())
-			s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+			s.exec(`UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 			s.once(r)
-			s.want(`SELECT count(*) = $1 FROM call_open WHERE redeliveries = 1`, n)
+			s.want(`SELECT count(*) = $1 FROM callq.call_open WHERE redeliveries = 1`, n)
 			if c.find {
 				client := asynq.NewClientFromRedisClient(s.redis)
 				for _, l := range lost {
@@ -249,13 +249,13 @@ func TestResendToAnotherPool(t *testing.T) {
 	s.aliveIn("gone", 8, "one", "two")
 	s.exec(`INSERT INTO call_queue (task) VALUES ('one'), ('two'), ('one'), ('two')`)
 	s.once(rules())
-	s.want(`SELECT count(*) = 4 FROM call_open WHERE pool = 'gone'`)
-	s.exec(`DELETE FROM call_workers`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open WHERE pool = 'gone'`)
+	s.exec(`DELETE FROM callq.call_workers`)
 	s.aliveIn("first", 8, "one")
 	s.aliveIn("second", 8, "two")
-	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+	s.exec(`UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 	s.once(rules())
-	s.want(`SELECT count(*) = 4 FROM call_open WHERE pool = CASE task WHEN 'one' THEN 'first' ELSE 'second' END AND redeliveries = 1`)
+	s.want(`SELECT count(*) = 4 FROM callq.call_open WHERE pool = CASE task WHEN 'one' THEN 'first' ELSE 'second' END AND redeliveries = 1`)
 	if len(s.pending("first")) == 0 || len(s.pending("second")) == 0 {
 		t.Error("nothing was sent to the pools that live")
 	}
@@ -273,27 +273,27 @@ func TestOlderEpoch(t *testing.T) {
 	s.start(time.Hour)
 	s.calls("default", 1)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 AND count(started_at) = 2 FROM call_open`)
+	s.want(`SELECT count(*) = 3 AND count(started_at) = 2 FROM callq.call_open`)
 	// As if another server had given them out: two started a while ago, one has not.
-	s.exec(`UPDATE call_open SET epoch = 'older', claimed_at = claimed_at - interval '2 h', started_at = started_at - interval '2 h',
+	s.exec(`UPDATE callq.call_open SET epoch = 'older', claimed_at = claimed_at - interval '2 h', started_at = started_at - interval '2 h',
 		deadline = deadline - interval '2 h'`)
-	s.exec(`UPDATE call_open SET deadline = clock_timestamp() + interval '1 hour' WHERE call_id = 2`)
-	s.exec(`UPDATE call_limits SET epoch = 'older'`)
+	s.exec(`UPDATE callq.call_open SET deadline = clock_timestamp() + interval '1 hour' WHERE call_id = 2`)
+	s.exec(`UPDATE callq.call_limits SET epoch = 'older'`)
 	s.calls("default", 9)
 	before := one[time.Time](s, `SELECT clock_timestamp()`)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`) // closed, and nothing claimed
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`) // closed, and nothing claimed
 	s.want(`SELECT count(*) = 3 AND bool_and(outcome = 'lost' AND CASE WHEN started_at IS NULL
 			THEN arrived_by BETWEEN $1::timestamptz + interval '300 ms' AND clock_timestamp() + interval '300 ms'
 			ELSE arrived_by = started_at + interval '5500 ms' END) FROM call_attempts`, before)
-	s.want(`SELECT sum(used) = 3 FROM call_usage`)
-	s.want(`SELECT epoch = callq_epoch() AND missing_until BETWEEN $1::timestamptz + interval '5700 ms' AND clock_timestamp() + interval '5700 ms'
-		FROM call_limits`, before)
+	s.want(`SELECT sum(used) = 3 FROM callq.call_usage`)
+	s.want(`SELECT epoch = callq.epoch() AND missing_until BETWEEN $1::timestamptz + interval '5700 ms' AND clock_timestamp() + interval '5700 ms'
+		FROM callq.call_limits`, before)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.exec(`UPDATE call_limits SET missing_until = NULL`) // as if that could count no more
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_limits SET missing_until = NULL`) // as if that could count no more
 	s.once(r)
-	s.want(`SELECT count(*) = 3 FROM call_open`) // what may have started there just now still counts
+	s.want(`SELECT count(*) = 3 FROM callq.call_open`) // what may have started there just now still counts
 	s.verifyLongAgo()
 }
 
@@ -306,8 +306,8 @@ func TestOlderEpochAnchoredAtTheFinish(t *testing.T) {
 	r := rules(sliding("api", 4, time.Second))
 	s.once(r)
 	s.start(time.Hour)
-	s.exec(`UPDATE call_open SET epoch = 'older'`)
-	deadline := one[time.Time](s, `SELECT deadline FROM call_open`)
+	s.exec(`UPDATE callq.call_open SET epoch = 'older'`)
+	deadline := one[time.Time](s, `SELECT deadline FROM callq.call_open`)
 	s.once(r)
 	s.want(`SELECT arrived_by >= $1 FROM call_attempts`, deadline)
 }
@@ -322,11 +322,11 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 		api.Anchor = anchor
 		r := rules(api) // a timeout of 5 s
 		s.publish(r)
-		s.exec(`UPDATE call_limits SET epoch = 'older'`)
+		s.exec(`UPDATE callq.call_limits SET epoch = 'older'`)
 		s.calls("default", 1)
 		before := one[time.Time](s, `SELECT clock_timestamp()`)
 		s.once(r)
-		s.want(`SELECT missing_until - send_within - slack - $2::interval BETWEEN $1 AND clock_timestamp() FROM call_limits`,
+		s.want(`SELECT missing_until - send_within - slack - $2::interval BETWEEN $1 AND clock_timestamp() FROM callq.call_limits`,
 			before, longer*time.Second+limit.AheadMost)
 	}
 }
@@ -337,8 +337,8 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 //callq:guarantee 1
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
-	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10.2 s' BETWEEN $1 AND clock_timestamp() FROM call_limits`
-	const failover = `UPDATE call_meta SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
+	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10.2 s' BETWEEN $1 AND clock_timestamp() FROM callq.call_limits`
+	const failover = `UPDATE callq.call_meta SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
 	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
 	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s
 	parallel(t, "before the first tick", func(_ *testing.T, s *system) {
@@ -348,7 +348,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.calls("default", 1)
 		s.once(api)
 		s.want(shutSQL, before)
-		s.want(`SELECT count(*) = 0 FROM call_open`)
+		s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	})
 	parallel(t, "after it", func(t *testing.T, s *system) {
 		d := s.dispatcher(rules())
@@ -359,13 +359,13 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		after := now(s)
 		s.publish(api)
 		s.want(shutSQL, before)
-		s.want(`SELECT at BETWEEN $1 AND $2 FROM call_meta WHERE name = 'epoch ' || callq_epoch()`, before, after)
-		s.want(`SELECT count(*) = 1 FROM call_meta WHERE name LIKE 'epoch %'`)
+		s.want(`SELECT at BETWEEN $1 AND $2 FROM callq.call_meta WHERE name = 'epoch ' || callq.epoch()`, before, after)
+		s.want(`SELECT count(*) = 1 FROM callq.call_meta WHERE name LIKE 'epoch %'`)
 	})
 	parallel(t, "given a longer window", func(t *testing.T, s *system) {
 		s.publish(api)
 		s.exec(failover)
-		s.exec(`UPDATE call_limits SET epoch = 'older'`)
+		s.exec(`UPDATE callq.call_limits SET epoch = 'older'`)
 		before := now(s)
 		s.calls("default", 1)
 		s.once(api)
@@ -377,16 +377,16 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.once(rules())
 		s.exec(failover)
 		s.once(rules())
-		s.exec(`UPDATE call_meta SET at = at - interval '12 s'`)
+		s.exec(`UPDATE callq.call_meta SET at = at - interval '12 s'`)
 		s.calls("default", 1)
 		s.once(api)
-		s.want(`SELECT count(*) = 1 FROM call_open`)
+		s.want(`SELECT count(*) = 1 FROM callq.call_open`)
 	})
 	parallel(t, "in a database that has always been the same", func(_ *testing.T, s *system) {
 		s.calls("default", 1)
 		s.once(api)
-		s.want(`SELECT count(*) = 1 FROM call_open`)
-		s.want(`SELECT missing_until IS NULL FROM call_limits`)
+		s.want(`SELECT count(*) = 1 FROM callq.call_open`)
+		s.want(`SELECT missing_until IS NULL FROM callq.call_limits`)
 	})
 }
 
@@ -400,10 +400,10 @@ func TestOlderEpochIsOccupiedUntilSwept(t *testing.T) {
 	r := rules(sliding("api", n, time.Hour))
 	s.calls("default", n)
 	s.once(r)
-	s.exec(`UPDATE call_open SET epoch = 'older', claimed_at = claimed_at - interval '2 hours'`)
+	s.exec(`UPDATE callq.call_open SET epoch = 'older', claimed_at = claimed_at - interval '2 hours'`)
 	s.calls("default", 10)
 	s.once(r)
-	s.want(`SELECT count(*) = 1 FROM call_open WHERE epoch = 'older'`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_open WHERE epoch = 'older'`)
 	if got := s.used(); got > n {
 		t.Errorf("%d units are given out, want at most %d", got, n)
 	}

@@ -45,7 +45,7 @@ func TestRefuse(t *testing.T) {
 	s.want(`SELECT count(*) = $1 FROM call_queue WHERE status = 'failed' AND attempts = 0 AND failed_count = 0 AND unique_key IS NULL
 		AND failed_at IS NOT NULL AND finished_at IS NOT NULL`, len(cases))
 	s.want(`SELECT count(*) = 0 FROM call_attempts`)
-	s.want(`SELECT count(*) = $1 FROM call_open`, len(fine))
+	s.want(`SELECT count(*) = $1 FROM callq.call_open`, len(fine))
 	if got := s.used(); got != int64(len(fine)) {
 		t.Errorf("%d units are used, want %d", got, len(fine))
 	}
@@ -59,7 +59,7 @@ func TestRefusedDoNotBlock(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (cost) SELECT 0 FROM generate_series(1, 50)`)
 	s.calls("default", 3)
 	s.once(rules(sliding("api", 2, time.Hour)))
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{51,52}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{51,52}' FROM callq.call_open`)
 	s.want(`SELECT count(*) = 50 FROM call_queue WHERE status = 'failed'`)
 }
 
@@ -70,9 +70,9 @@ func TestExplicitNullsAreDefaults(t *testing.T) {
 		VALUES (NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)`)
 	s.exec(`INSERT INTO call_queue (priority) VALUES (6), (4)`)
 	s.once(rules())
-	s.want(`SELECT queue = 'default' AND task = 'http' AND key = '' AND cost = 1 AND attempt = 1 FROM call_open WHERE call_id = 1`)
+	s.want(`SELECT queue = 'default' AND task = 'http' AND key = '' AND cost = 1 AND attempt = 1 FROM callq.call_open WHERE call_id = 1`)
 	s.once(rules())
-	s.want(`SELECT count(*) = 3 FROM call_open`)
+	s.want(`SELECT count(*) = 3 FROM callq.call_open`)
 }
 
 // The first of a queue to go are those of the smallest priority, then those that were due first.
@@ -82,13 +82,13 @@ func TestOrder(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (priority, run_at) VALUES (9, '2020-01-01'), (5, '2020-01-02'), (NULL, '2020-01-01'), (0, now()), (5, '-infinity')`)
 	r := rules(sliding("api", 4, time.Hour))
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3,4,5}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3,4,5}' FROM callq.call_open`)
 	for units, want := range map[int64]string{2: "{4,5}", 3: "{3,4,5}"} {
-		s.exec(`TRUNCATE call_open, call_attempts`)
+		s.exec(`TRUNCATE callq.call_open, call_attempts`)
 		s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
 		r.Limits[0].Rate.Units = units
 		s.once(r)
-		s.want(`SELECT array_agg(call_id ORDER BY call_id) = $1 FROM call_open`, want)
+		s.want(`SELECT array_agg(call_id ORDER BY call_id) = $1 FROM callq.call_open`, want)
 	}
 }
 
@@ -109,16 +109,16 @@ func TestWaitWithoutBlocking(t *testing.T) {
 	r := rules(sliding("api", 100, time.Hour))
 	r.Queues = append(r.Queues, queue("never", "api"), queue("long ago", "api"))
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,7}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,7}' FROM callq.call_open`)
 	s.want(`SELECT count(*) = 5 FROM call_queue WHERE status = 'new' AND attempts = 0`)
 	// More than one claim looks at.
 	s.exec(`INSERT INTO call_queue (task, priority) SELECT 'nobody handles that', 0 FROM generate_series(1, 300)`)
 	s.exec(`INSERT INTO call_queue (priority) VALUES (9)`)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,7,308}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{5,7,308}' FROM callq.call_open`)
 	s.exec(`UPDATE call_queue SET run_at = now() WHERE id = 3`)
 	s.aliveIn("late", 5, "nobody handles it", "http")
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3,5,7,308}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{2,3,5,7,308}' FROM callq.call_open`)
 	s.verify()
 }

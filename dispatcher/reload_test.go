@@ -36,14 +36,14 @@ func TestReloadRunning(t *testing.T) {
 	s.calls("default", 50)
 	d := s.another(hourly(10))
 	s.run(d.Run)
-	s.eventually(`SELECT count(*) = 10 FROM call_open`)
+	s.eventually(`SELECT count(*) = 10 FROM callq.call_open`)
 	s.reload(d, dispatcher.Settings{Policy: hourly(15)})
-	s.eventually(`SELECT count(*) = 15 FROM call_open`)
+	s.eventually(`SELECT count(*) = 15 FROM callq.call_open`)
 	s.want(`SELECT count(*) = 1 FROM call_queue WHERE status = 'done'`)
 	s.reload(d, dispatcher.Settings{
 		Policy: hourly(5), Schedule: dispatcher.Schedule{Retention: "@every 1s"}, Retention: maintenance.Retention{Done: time.Minute},
 	})
-	s.eventually(`SELECT count(*) = 5 FROM call_open`)
+	s.eventually(`SELECT count(*) = 5 FROM callq.call_open`)
 	s.eventually(`SELECT count(*) = 0 FROM call_queue WHERE status = 'done'`)
 	if err := d.Reload(dispatcher.Settings{Policy: hourly(0)}); err == nil {
 		t.Error("a rate of nothing was taken")
@@ -51,7 +51,7 @@ func TestReloadRunning(t *testing.T) {
 	s.rate(5, "after a bad file")
 	// It is the former schedule again, and still ticks.
 	s.reload(d, dispatcher.Settings{Policy: hourly(20)})
-	s.eventually(`SELECT count(*) = 20 FROM call_open`)
+	s.eventually(`SELECT count(*) = 20 FROM callq.call_open`)
 }
 
 // Of many at once the last holds, however they race; also where they come before the start.
@@ -72,12 +72,12 @@ func TestReloadNewestHolds(t *testing.T) {
 			if name != "running" {
 				s.run(d.Run)
 			}
-			s.eventually(`SELECT count(*) = 1 FROM call_limits WHERE rate = 77`)
+			s.eventually(`SELECT count(*) = 1 FROM callq.call_limits WHERE rate = 77`)
 			if name != "running" {
-				s.want(`SELECT count(*) = 1 FROM call_limit_versions`) // the first were never in force
+				s.want(`SELECT count(*) = 1 FROM callq.call_limit_versions`) // the first were never in force
 			}
 			// A heartbeat between the commit and its answer still names the file before.
-			s.eventually(`SELECT bool_and(policy = (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1)) FROM call_dispatchers`)
+			s.eventually(`SELECT bool_and(policy = (SELECT hash FROM callq.call_policies ORDER BY number DESC LIMIT 1)) FROM callq.call_dispatchers`)
 		})
 	}
 }

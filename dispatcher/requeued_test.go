@@ -22,7 +22,7 @@ func TestRequeuedByHand(t *testing.T) {
 			for range 2 {
 				s.tick(d)
 			}
-			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
+			s.want(`SELECT count(*) = 8 FROM callq.call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
 			s.start(time.Hour)
 			s.finish()
 			s.want(`SELECT count(*) = 8 FROM call_queue WHERE status = 'done' AND attempts = 1`)
@@ -38,8 +38,8 @@ func TestRequeuedByHand(t *testing.T) {
 func TestRequeuedAndHeld(t *testing.T) {
 	t.Parallel()
 	for held, meanwhile := range map[string]int{
-		`SELECT FROM call_open WHERE call_id = 1 FOR UPDATE`: 8,
-		`SELECT FROM call_queue WHERE id = 1 FOR UPDATE`:     7,
+		`SELECT FROM callq.call_open WHERE call_id = 1 FOR UPDATE`: 8,
+		`SELECT FROM call_queue WHERE id = 1 FOR UPDATE`:           7,
 	} {
 		parallel(t, held, func(t *testing.T, s *system) {
 			s.alive(50)
@@ -58,13 +58,13 @@ func TestRequeuedAndHeld(t *testing.T) {
 			if took := time.Since(began); took > 3*time.Second {
 				t.Errorf("three ticks took %s", took)
 			}
-			s.want(`SELECT count(*) = $1 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`, meanwhile)
+			s.want(`SELECT count(*) = $1 FROM callq.call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`, meanwhile)
 			s.release(holder)
 			s.exec(`UPDATE call_queue SET run_at = now() WHERE id = 1`)
 			for range 2 {
 				s.tick(d)
 			}
-			s.want(`SELECT count(*) = 8 FROM call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
+			s.want(`SELECT count(*) = 8 FROM callq.call_open JOIN call_queue ON id = call_id WHERE status = 'dispatched'`)
 			s.verify()
 		})
 	}

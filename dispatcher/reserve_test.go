@@ -51,7 +51,7 @@ func TestQueuesThatShareLimitsTakeTurns(t *testing.T) {
 				s.finish()
 				// Of the limits in turn, what was used is over; of one that counts cost, half of it.
 				l := c.limits[step%len(c.limits)]
-				s.exec(`DELETE FROM call_usage WHERE limit_name = $1 AND ($2 = 1 OR ctid IN (SELECT ctid FROM call_usage ORDER BY bucket LIMIT 1))`,
+				s.exec(`DELETE FROM callq.call_usage WHERE limit_name = $1 AND ($2 = 1 OR ctid IN (SELECT ctid FROM callq.call_usage ORDER BY bucket LIMIT 1))`,
 					l.Name, l.Rate.Units)
 			}
 			for _, q := range c.queues {
@@ -77,7 +77,7 @@ func TestQueueTakesItsTurnForAnotherKey(t *testing.T) {
 	s.turn(d)
 	s.calls("a", 20)
 	s.calls("c", 20)
-	s.exec(`INSERT INTO call_usage (limit_name, key, bucket, shard, used) VALUES ('own', 'blocked', clock_timestamp(), 1, 1)`)
+	s.exec(`INSERT INTO callq.call_usage (limit_name, key, bucket, shard, used) VALUES ('own', 'blocked', clock_timestamp(), 1, 1)`)
 	for step := range 12 {
 		s.tick(d)
 		s.start(time.Hour)
@@ -85,7 +85,7 @@ func TestQueueTakesItsTurnForAnotherKey(t *testing.T) {
 		if step == 0 {
 			s.exec(`INSERT INTO call_queue (queue, key) VALUES ('b', 'blocked'), ('b', 'free')`)
 		}
-		s.exec(`DELETE FROM call_usage WHERE limit_name = $1`, []string{"one", "two"}[step%2])
+		s.exec(`DELETE FROM callq.call_usage WHERE limit_name = $1`, []string{"one", "two"}[step%2])
 	}
 	s.want(`SELECT status = 'done' FROM call_queue WHERE key = 'free'`)
 }
@@ -115,8 +115,8 @@ func TestTurnsAreShort(t *testing.T) {
 			for range 6 {
 				s.tick(d)
 				s.start(time.Hour)
-				s.finish(one[[]int64](s, `SELECT coalesce(array_agg(call_id), '{0}') FROM call_open WHERE queue = 'one'`)...)
-				s.exec(`DELETE FROM call_usage WHERE limit_name = 'fast'`)
+				s.finish(one[[]int64](s, `SELECT coalesce(array_agg(call_id), '{0}') FROM callq.call_open WHERE queue = 'one'`)...)
+				s.exec(`DELETE FROM callq.call_usage WHERE limit_name = 'fast'`)
 			}
 			s.want(`SELECT count(*) >= 5 FROM call_queue WHERE queue = 'one' AND status = 'done'`)
 		})
@@ -136,7 +136,7 @@ func TestQueuesTakeTurnsOnce(t *testing.T) {
 		s.once(r)
 		s.start(time.Hour)
 		s.finish()
-		s.exec(`DELETE FROM call_usage`) // what was used is over
+		s.exec(`DELETE FROM callq.call_usage`) // what was used is over
 	}
 	s.want(`SELECT count(DISTINCT queue) = 2 FROM call_attempts`)
 }

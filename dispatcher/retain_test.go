@@ -39,11 +39,11 @@ func TestRetentionFreesNothing(t *testing.T) {
 	s.finish()
 	s.once(r)
 	s.want(`SELECT count(*) = 5 FROM call_attempts`)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	// A second limit on the queue is counted from a ledger that still has all.
 	r = rules(sliding("api", 5, time.Hour), sliding("second", 6, time.Hour))
 	s.once(r)
-	s.want(`SELECT sum(used) = 5 FROM call_usage WHERE limit_name = 'second'`)
+	s.want(`SELECT sum(used) = 5 FROM callq.call_usage WHERE limit_name = 'second'`)
 	s.verify()
 }
 
@@ -138,7 +138,7 @@ func TestRetainLedger(t *testing.T) {
 		t.Errorf("%d attempts are retired, want 2", retired.Attempts)
 	}
 	s.want(`SELECT array_agg(call_id || '/' || attempt ORDER BY call_id, attempt) = '{1/1,1001/2,1003/1}' FROM call_attempts`)
-	s.want(`SELECT count(*) = 1 AND min(at) BETWEEN now() - interval '132 min' AND now() - interval '131 min' FROM call_meta WHERE name = 'ledger'`)
+	s.want(`SELECT count(*) = 1 AND min(at) BETWEEN now() - interval '132 min' AND now() - interval '131 min' FROM callq.call_meta WHERE name = 'ledger'`)
 	if retired := s.retain(); retired.Attempts != 0 {
 		t.Errorf("the second time, %d attempts are retired", retired.Attempts)
 	}
@@ -209,12 +209,12 @@ func TestRetentionPrunesVersions(t *testing.T) {
 	for _, units := range []int64{6, 7, 8} {
 		s.set(units, time.Hour)
 	}
-	s.want(`SELECT count(*) = 5 FROM call_limit_versions`)
+	s.want(`SELECT count(*) = 5 FROM callq.call_limit_versions`)
 	// Version n of api is from so many days ago; the call was made under the second.
-	s.exec(`UPDATE call_limit_versions SET effective_from = now() - (50 - 10 * version) * interval '1 day'`)
-	s.exec(`UPDATE call_limit_versions SET effective_from = now() - interval '40 days' WHERE limit_name = 'other'`)
-	s.exec(`DELETE FROM call_audit`) // of then it says nothing
-	s.exec(`DELETE FROM call_usage`)
+	s.exec(`UPDATE callq.call_limit_versions SET effective_from = now() - (50 - 10 * version) * interval '1 day'`)
+	s.exec(`UPDATE callq.call_limit_versions SET effective_from = now() - interval '40 days' WHERE limit_name = 'other'`)
+	s.exec(`DELETE FROM callq.call_audit`) // of then it says nothing
+	s.exec(`DELETE FROM callq.call_usage`)
 	const ago = ` - interval '25 days'`
 	s.exec(`UPDATE call_attempts SET claimed_at = claimed_at` + ago + `, started_at = started_at` + ago + `, arrived_by = arrived_by` + ago + `, finished_at = finished_at` + ago + `,
 		charged = (SELECT jsonb_agg(jsonb_set(c, '{until}', to_jsonb((c->>'until')::timestamptz` + ago + `))) FROM jsonb_array_elements(charged) c)`)
@@ -224,7 +224,7 @@ func TestRetentionPrunesVersions(t *testing.T) {
 		if _, err := maintenance.Purge(t.Context(), s.pool, maintenance.Retention{Done: done}); err != nil {
 			t.Fatal(err)
 		}
-		s.want(`SELECT string_agg(limit_name || version, ' ' ORDER BY limit_name, version) = $1 FROM call_limit_versions`, want)
+		s.want(`SELECT string_agg(limit_name || version, ' ' ORDER BY limit_name, version) = $1 FROM callq.call_limit_versions`, want)
 		s.verify()
 	}
 	s.verify()

@@ -42,10 +42,10 @@ func TestUnstartedAreBounded(t *testing.T) {
 			}
 			for round := range 5 {
 				atOnce(t, dispatchers, (*dispatcher.Dispatcher).Tick)
-				if got := one[int64](s, `SELECT count(*) FROM call_open`); got != c.most {
+				if got := one[int64](s, `SELECT count(*) FROM callq.call_open`); got != c.most {
 					t.Errorf("round %d: %d attempts are open, want %d", round, got, c.most)
 				}
-				s.exec(`TRUNCATE call_open`)
+				s.exec(`TRUNCATE callq.call_open`)
 				s.exec(`UPDATE call_queue SET status = 'new', attempts = 0, dispatched_at = NULL`)
 			}
 		})
@@ -64,20 +64,20 @@ func TestQueueOnLabel(t *testing.T) {
 	s.calls("default", 3)
 	s.calls("any", 3)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 AND bool_and(queue = 'any') FROM call_open`)
+	s.want(`SELECT count(*) = 3 AND bool_and(queue = 'any') FROM callq.call_open`)
 	s.aliveIn("labelled", 8, "http")
-	s.exec(`UPDATE call_workers SET labels = '{eu,ip-a}' WHERE pool = 'labelled'`)
+	s.exec(`UPDATE callq.call_workers SET labels = '{eu,ip-a}' WHERE pool = 'labelled'`)
 	s.once(r)
-	s.want(`SELECT count(*) = 3 AND bool_and(pool = 'labelled') FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT count(*) = 3 AND bool_and(pool = 'labelled') FROM callq.call_open WHERE queue = 'default'`)
 
-	s.exec(`DELETE FROM call_workers WHERE pool = 'labelled'`)
-	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+	s.exec(`DELETE FROM callq.call_workers WHERE pool = 'labelled'`)
+	s.exec(`UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 	s.once(r)
-	s.want(`SELECT bool_and(pool = 'labelled') FROM call_open WHERE queue = 'default'`) // not to the one without
-	s.exec(`UPDATE call_open SET handed_at = clock_timestamp() - interval '6 s'`)
+	s.want(`SELECT bool_and(pool = 'labelled') FROM callq.call_open WHERE queue = 'default'`) // not to the one without
+	s.exec(`UPDATE callq.call_open SET handed_at = clock_timestamp() - interval '6 s'`)
 	s.aliveIn("moved", 8, "http")
-	s.exec(`UPDATE call_workers SET labels = '{ip-a}' WHERE pool = 'moved'`)
+	s.exec(`UPDATE callq.call_workers SET labels = '{ip-a}' WHERE pool = 'moved'`)
 	s.once(r)
-	s.want(`SELECT bool_and(pool = 'moved' AND redeliveries > 0) FROM call_open WHERE queue = 'default'`)
+	s.want(`SELECT bool_and(pool = 'moved' AND redeliveries > 0) FROM callq.call_open WHERE queue = 'default'`)
 	s.verify()
 }

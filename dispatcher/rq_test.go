@@ -23,7 +23,7 @@ func TestRQProducersCannotDisagree(t *testing.T) {
 		s.tick(many)
 		s.tick(few)
 	}
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	s.verify()
 }
 
@@ -47,6 +47,6 @@ func TestRQDueRetryKeepsItsPlace(t *testing.T) {
 		r.Limits[0].Rate.Units = int64(n + 1)
 		s.once(r)
 	}
-	s.want(`SELECT array_agg(call_id ORDER BY batch, message_no, call_id) = '{4,1,3,2,6,5}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY batch, message_no, call_id) = '{4,1,3,2,6,5}' FROM callq.call_open`)
 	s.verify()
 }

@@ -49,8 +49,8 @@ func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log), chain), runs: []func(){
 		func() { signal(d.ticks) },
 		func() { d.purge(ctx) },
-		func() { d.logJob(ctx, "vacuum", maintenance.Vacuum(ctx, d.cfg.Pool)) },
-		func() { d.logJob(ctx, "vacuum", maintenance.VacuumNeeded(ctx, d.cfg.Pool)) },
+		func() { d.logJob(ctx, "vacuum", maintenance.Vacuum(ctx, d.cfg.db)) },
+		func() { d.logJob(ctx, "vacuum", maintenance.VacuumNeeded(ctx, d.cfg.db)) },
 	}}
 	j.follow(d.current.Load().Schedule)
 	return j
@@ -72,7 +72,7 @@ func (j *jobs) follow(s Schedule) {
 
 // purge runs retention and logs what it did.
 func (d *Dispatcher) purge(ctx context.Context) {
-	purged, err := maintenance.Purge(ctx, d.cfg.Pool, d.current.Load().Retention)
+	purged, err := maintenance.Purge(ctx, d.cfg.db, d.current.Load().Retention)
 	d.logJob(ctx, "retention", err)
 	if purged.Calls+purged.Attempts+purged.Results > 0 {
 		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts, "results", purged.Results)

@@ -11,8 +11,8 @@ import (
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // candidates are what a claim chooses from: the first flows of its queue, and what the limits of their keys allow.
@@ -30,7 +30,7 @@ type candidates struct {
 }
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
-func (c *claimer) candidates(ctx context.Context, conn *pgxpool.Conn, seen *snapshot) (list *candidates, err error) {
+func (c *claimer) candidates(ctx context.Context, conn *schema.Conn, seen *snapshot) (list *candidates, err error) {
 	var reads pgx.Batch
 	var walked []backlog.Flow
 	backlog.Walk(&reads, &walked, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.cfg.Flows)
@@ -80,7 +80,7 @@ func (c *claimer) candidates(ctx context.Context, conn *pgxpool.Conn, seen *snap
 }
 
 // lockFirst locks the first calls of each key's flows, as many as its share of want and its limits allow.
-func (c *candidates) lockFirst(ctx context.Context, conn *pgxpool.Conn, keys []string, want int) error {
+func (c *candidates) lockFirst(ctx context.Context, conn *schema.Conn, keys []string, want int) error {
 	var asks []backlog.Ask
 	var of []*flow
 	for _, key := range keys {
@@ -136,7 +136,7 @@ func (c *candidates) note(b *batch) {
 }
 
 // The queue's next claim begins behind that key.
-const servedSQL = `UPDATE call_queues SET served_key = $2 WHERE name = $1`
+const servedSQL = `UPDATE callq.call_queues SET served_key = $2 WHERE name = $1`
 
 // parked returns the keys that are left alone: whoever ends their pause, or frees their units, wakes them. Nobody does if a call
 // too large for its key's room goes, or is changed: such a key is looked at again in a minute.

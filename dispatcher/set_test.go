@@ -31,7 +31,7 @@ func TestSetLimitKeepsItsBuckets(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.publish(rules(sliding("api", 10, time.Hour)))
-	width := func(want time.Duration) { s.want(`SELECT bucket_width = $1 FROM call_limits`, want) }
+	width := func(want time.Duration) { s.want(`SELECT bucket_width = $1 FROM callq.call_limits`, want) }
 	width(time.Hour / 1000)
 	s.set(1000, time.Hour)
 	width(time.Hour / 1000)
@@ -53,25 +53,25 @@ func TestSetLimit(t *testing.T) {
 	s.once(r)
 	s.start(time.Hour, 1, 2, 3, 4)
 	s.set(6, time.Hour)
-	s.want(`SELECT count(*) = 4 FROM call_open`) // what had not started is recalled
+	s.want(`SELECT count(*) = 4 FROM callq.call_open`) // what had not started is recalled
 	s.want(`SELECT bool_and(error = 'not sent: recalled, for its rules were changed') FROM call_attempts`)
 	s.once(r)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
-	s.want(`SELECT rate = 6 AND config @> '{"units": 10, "window": 3600000000000}' FROM call_limits`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
+	s.want(`SELECT rate = 6 AND config @> '{"units": 10, "window": 3600000000000}' FROM callq.call_limits`)
 
 	r.Limits[0].Rate.Units = 8
 	s.joined(r) // whoever applies what
 	s.once(r)
-	s.want(`SELECT rate = 6 AND config @> '{"units": 8}' FROM call_limits`)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT rate = 6 AND config @> '{"units": 8}' FROM callq.call_limits`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
 		t.Fatal(err)
 	}
 	s.once(r)
-	s.want(`SELECT rate = 8 AND config IS NULL FROM call_limits`)
-	s.want(`SELECT count(*) = 8 FROM call_open`)
-	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM call_limit_versions`)
-	s.want(`SELECT count(*) = 4 AND count(*) FILTER (WHERE by = 'tester') = 2 FROM call_audit WHERE what = 'limit' AND name = 'api'`)
+	s.want(`SELECT rate = 8 AND config IS NULL FROM callq.call_limits`)
+	s.want(`SELECT count(*) = 8 FROM callq.call_open`)
+	s.want(`SELECT array_agg(rate ORDER BY version) = '{10,6,6,8}' FROM callq.call_limit_versions`)
+	s.want(`SELECT count(*) = 4 AND count(*) FILTER (WHERE by = 'tester') = 2 FROM callq.call_audit WHERE what = 'limit' AND name = 'api'`)
 	s.verify()
 
 	for name, rate := range map[string]limit.Rate{"nothing": {Units: 1, Window: time.Second}, "": {}} {
@@ -83,10 +83,10 @@ func TestSetLimit(t *testing.T) {
 		t.Error("a rate was set to a concurrency")
 	}
 	s.set(8, 2*time.Hour) // longer: counted anew
-	s.want(`SELECT complete_since IS NULL AND window_size = '2 h' AND config @> '{"window": 3600000000000}' FROM call_limits`)
+	s.want(`SELECT complete_since IS NULL AND window_size = '2 h' AND config @> '{"window": 3600000000000}' FROM callq.call_limits`)
 	s.once(r)
-	s.want(`SELECT complete_since IS NOT NULL FROM call_limits`)
-	s.want(`SELECT count(*) = 8 FROM call_open`)
+	s.want(`SELECT complete_since IS NOT NULL FROM callq.call_limits`)
+	s.want(`SELECT count(*) = 8 FROM callq.call_open`)
 	s.verify()
 }
 
@@ -130,8 +130,8 @@ func TestPause(t *testing.T) {
 				t.Errorf("resume again: %v, %v", again, err)
 			}
 			s.once(r)
-			s.want(`SELECT count(*) = 6 FROM call_open`)
-			s.want(`SELECT count(*) = 2 AND bool_and(by = 'tester') FROM call_audit WHERE change LIKE 'paused%' OR change LIKE 'resumed%'`)
+			s.want(`SELECT count(*) = 6 FROM callq.call_open`)
+			s.want(`SELECT count(*) = 2 AND bool_and(by = 'tester') FROM callq.call_audit WHERE change LIKE 'paused%' OR change LIKE 'resumed%'`)
 			s.verify()
 		})
 	}
@@ -146,12 +146,12 @@ func TestPauseBesideAHeldRow(t *testing.T) {
 	r := rules(sliding("api", 2, time.Hour))
 	s.calls("default", 3)
 	s.once(r)
-	holder := s.hold(`SELECT FROM call_open WHERE call_id = 2 FOR UPDATE`)
+	holder := s.hold(`SELECT FROM callq.call_open WHERE call_id = 2 FOR UPDATE`)
 	p := ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { _, err := ledger.Pause(ctx, s.pool, p); ended <- err }()
-	s.eventually(`SELECT count(*) = 1 FROM call_pauses WHERE name = 'api' AND until > clock_timestamp()`)
+	s.eventually(`SELECT count(*) = 1 FROM callq.call_pauses WHERE name = 'api' AND until > clock_timestamp()`)
 	cancel()
 	if err := <-ended; err == nil {
 		t.Error("the pause is whole while an attempt may start")
@@ -173,7 +173,7 @@ func TestPauseDuringAClaim(t *testing.T) {
 	s.calls("default", 1)
 	s.once(r)
 	s.calls("default", 1)
-	claim := s.hold(`SELECT FROM call_limits FOR NO KEY UPDATE`)
+	claim := s.hold(`SELECT FROM callq.call_limits FOR NO KEY UPDATE`)
 	paused := make(chan int, 1)
 	go func() {
 		pool := s.poolWith(parameter("default_transaction_isolation", "repeatable read"))
@@ -186,8 +186,8 @@ func TestPauseDuringAClaim(t *testing.T) {
 	s.eventually(waitingSQL, 1)
 	if _, err := claim.Exec(t.Context(), `
 		WITH called AS (UPDATE call_queue SET status = 'dispatched', attempts = 1 WHERE id = 2)
-		INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT 2, 1, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs FROM call_open`); err != nil {
+		INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT 2, 1, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs FROM callq.call_open`); err != nil {
 		t.Fatal(err)
 	}
 	s.release(claim)
@@ -210,13 +210,13 @@ func TestPauseEnds(t *testing.T) {
 	if err := ledger.ShutLimit(t.Context(), s.pool, ledger.Shut{Limit: "api", After: time.Minute, First: time.Second, Most: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
-	s.want(`SELECT until > clock_timestamp() + interval '55 min' AND spell IS NULL FROM call_pauses`) // what the API says does not end it
-	s.want(`SELECT count(*) = 1 FROM call_audit WHERE what = 'limit' AND change LIKE ANY ('{paused%,closed%}')`)
+	s.want(`SELECT until > clock_timestamp() + interval '55 min' AND spell IS NULL FROM callq.call_pauses`) // what the API says does not end it
+	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE what = 'limit' AND change LIKE ANY ('{paused%,closed%}')`)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`)
-	s.exec(`UPDATE call_pauses SET until = clock_timestamp()`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
+	s.exec(`UPDATE callq.call_pauses SET until = clock_timestamp()`)
 	s.once(r)
-	s.want(`SELECT count(*) = 6 FROM call_open`)
+	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "nothing"}); !errors.Is(err, ledger.ErrUnknown) {
 		t.Errorf("pause: %v, want ErrUnknown", err)
 	}

@@ -19,26 +19,26 @@ func TestSettledUnits(t *testing.T) {
 	r := rules(tokens, sliding("requests", 100, time.Hour))
 	s.exec(`INSERT INTO call_queue (cost) VALUES (8), (8), (4), (1)`)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id) = '{1}' FROM callq.call_open`)
 	s.start(time.Hour)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id) = '{1}' FROM call_open`) // it may still take 8
+	s.want(`SELECT array_agg(call_id) = '{1}' FROM callq.call_open`) // it may still take 8
 	s.settle(new(int64(2)))
 	s.once(r)
-	s.want(`SELECT array_agg(call_id) = '{2}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id) = '{2}' FROM callq.call_open`)
 	s.start(time.Hour)
 	s.settle(new(int64(0)))
 	s.once(r)
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{3,4}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{3,4}' FROM callq.call_open`)
 	s.start(time.Hour)
 	s.settle(new(int64(8)), 3) // beside the 2 before and the 1 that runs: over by one
 	s.exec(`INSERT INTO call_queue (cost) VALUES (1)`)
 	s.once(r)
-	s.want(`SELECT array_agg(call_id) = '{4}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id) = '{4}' FROM callq.call_open`)
 	s.settle(new(int64(0)), 4)
 	s.once(r)
-	s.want(`SELECT count(*) = 0 FROM call_open`) // 2 and 8 are used, and fill it
-	s.want(`SELECT sum(used) FILTER (WHERE limit_name = 'tokens') = 10 AND sum(used) FILTER (WHERE limit_name = 'requests') = 4 FROM call_usage`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`) // 2 and 8 are used, and fill it
+	s.want(`SELECT sum(used) FILTER (WHERE limit_name = 'tokens') = 10 AND sum(used) FILTER (WHERE limit_name = 'requests') = 4 FROM callq.call_usage`)
 	s.verify()
 }
 
@@ -53,10 +53,10 @@ func TestLostIsNotSettled(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (cost, max_attempts) VALUES (8, 1)`)
 	s.once(rules(tokens))
 	s.start(time.Hour)
-	s.exec(`UPDATE call_open SET deadline = started_at`)
+	s.exec(`UPDATE callq.call_open SET deadline = started_at`)
 	s.once(rules(tokens))
 	s.want(`SELECT outcome = 'lost' AND settled IS NULL FROM call_attempts`)
-	s.want(`SELECT sum(used) = 8 FROM call_usage`)
+	s.want(`SELECT sum(used) = 8 FROM callq.call_usage`)
 	s.verify()
 }
 
@@ -73,15 +73,15 @@ func TestSettledUnitsAreCountedAnew(t *testing.T) {
 	s.start(time.Hour)
 	s.settle(new(int64(3)), 1)
 	s.settle(nil, 2)
-	s.want(`SELECT sum(used) = 2 FROM call_usage`)
+	s.want(`SELECT sum(used) = 2 FROM callq.call_usage`)
 	api.CountCost = true
 	tokens := byCost("tokens", 100, time.Hour)
 	s.publish(rules(api, tokens))
 	s.settle(new(int64(4)), 3) // it cost 1, and so fits the limit in either form
 	s.settle(new(int64(0)), 4)
 	s.once(rules(api, tokens))
-	s.want(`SELECT count(*) = 2 AND bool_and(complete_since IS NOT NULL) FROM call_limits`)
-	s.want(`SELECT bool_and(used = 3 + 8 + 4) AND count(*) = 2 FROM (SELECT sum(used) AS used FROM call_usage GROUP BY limit_name) u`)
+	s.want(`SELECT count(*) = 2 AND bool_and(complete_since IS NOT NULL) FROM callq.call_limits`)
+	s.want(`SELECT bool_and(used = 3 + 8 + 4) AND count(*) = 2 FROM (SELECT sum(used) AS used FROM callq.call_usage GROUP BY limit_name) u`)
 	s.verify()
 }
 
@@ -98,14 +98,14 @@ func TestOwnHandlersGate(t *testing.T) {
 	api.SendWithin, api.Slack, other.SendWithin = time.Second, time.Second, 100*time.Millisecond
 	s.exec(`INSERT INTO call_queue (task) VALUES ('own'), ('http')`)
 	s.once(rules(api, other))
-	s.want(`SELECT bool_and(send_within IS NOT DISTINCT FROM CASE task WHEN 'http' THEN interval '100 ms' END) AND count(*) = 2 FROM call_open`)
+	s.want(`SELECT bool_and(send_within IS NOT DISTINCT FROM CASE task WHEN 'http' THEN interval '100 ms' END) AND count(*) = 2 FROM callq.call_open`)
 	s.start(time.Hour)
 	api.Anchor = limit.AnchorStart
 	s.publish(rules(api, other))
 	s.exec(`INSERT INTO call_queue (task) VALUES ('own'), ('own')`)
-	s.exec(`UPDATE call_open SET started_at = started_at - interval '1 min'`)
-	s.exec(`UPDATE call_limits SET complete_since = clock_timestamp()`)
+	s.exec(`UPDATE callq.call_open SET started_at = started_at - interval '1 min'`)
+	s.exec(`UPDATE callq.call_limits SET complete_since = clock_timestamp()`)
 	s.once(rules(api, other))
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3}' FROM call_open`) // the http one's is long over
-	s.want(`SELECT send_within = interval '1 s' FROM call_open WHERE call_id = 3`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,2,3}' FROM callq.call_open`) // the http one's is long over
+	s.want(`SELECT send_within = interval '1 s' FROM callq.call_open WHERE call_id = 3`)
 }

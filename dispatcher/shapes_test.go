@@ -25,7 +25,7 @@ func shaped(t *testing.T, name, rate string, algorithm limit.Algorithm, burst in
 func (s *system) opened(r policy.Policy) int {
 	s.t.Helper()
 	s.once(r)
-	n := one[int](s, `SELECT count(*) FROM call_open`)
+	n := one[int](s, `SELECT count(*) FROM callq.call_open`)
 	if n > 0 {
 		s.start(time.Hour)
 		s.finish()
@@ -44,18 +44,18 @@ func TestTokenBucket(t *testing.T) {
 	r := rules(shaped(t, "api", "1/h", limit.TokenBucket, 5, ""))
 	s.once(r)
 	s.once(r)
-	s.want(`SELECT count(*) = 5 FROM call_open`)
+	s.want(`SELECT count(*) = 5 FROM callq.call_open`)
 	s.start(time.Hour)
 	s.finish()
 	if n := s.opened(r); n != 0 {
 		t.Errorf("%d more were claimed of an empty bucket", n)
 	}
 	s.verify()
-	s.exec(`UPDATE call_usage SET bucket = bucket - interval '170 minutes'`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '170 minutes'`)
 	if n := s.opened(r); n != 2 {
 		t.Errorf("%d were claimed after nearly three hours, want 2", n)
 	}
-	s.exec(`UPDATE call_usage SET bucket = bucket - interval '30 hours'`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '30 hours'`)
 	if n := s.opened(r); n != 5 {
 		t.Errorf("%d were claimed after a day, want 5", n)
 	}
@@ -69,13 +69,13 @@ func TestTokenBucketPerKeyByCost(t *testing.T) {
 	rule.PerKey, rule.CountCost = true, true
 	s.exec(`INSERT INTO call_queue (key, cost) VALUES ('a', 7), ('a', 4), ('b', 10), ('c', 11)`)
 	s.once(rules(rule))
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,3}' FROM callq.call_open`)
 	s.want(`SELECT error_message = 'cost 11 is over limit api, which allows 1 per 1h, token bucket, burst 10' FROM call_queue WHERE id = 4`)
 	s.start(time.Hour)
 	s.finish()
-	s.exec(`UPDATE call_usage SET bucket = bucket - interval '80 minutes'`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '80 minutes'`)
 	s.once(rules(rule)) // 10 - 7 + 1
-	s.want(`SELECT array_agg(call_id) = '{2}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id) = '{2}' FROM callq.call_open`)
 }
 
 // A fixed window gives all of its units out in each window of its calendar.
@@ -90,9 +90,9 @@ func TestFixedWindow(t *testing.T) {
 	if n := s.opened(r) + s.opened(r); n != 3 {
 		t.Errorf("%d were claimed, want 3", n)
 	}
-	s.want(`SELECT bool_and(bucket = date_trunc('hour', bucket)) FROM call_usage`)
+	s.want(`SELECT bool_and(bucket = date_trunc('hour', bucket)) FROM callq.call_usage`)
 	s.verify()
-	s.exec(`UPDATE call_usage SET bucket = bucket - interval '32 days'`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '32 days'`)
 	if n := s.opened(r); n != 3 {
 		t.Errorf("%d were claimed a month later, want 3", n)
 	}
@@ -148,9 +148,9 @@ func TestOverrides(t *testing.T) {
 	s.start(time.Hour)
 	s.finish()
 	s.once(rules(rule))
-	s.want(`SELECT count(*) = 0 FROM call_open`)
+	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	s.verify()
-	s.exec(`UPDATE call_limit_versions SET overrides = '{"big": 4}'`)
+	s.exec(`UPDATE callq.call_limit_versions SET overrides = '{"big": 4}'`)
 	report, err := verify.Run(t.Context(), s.pool, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestOverridesByCost(t *testing.T) {
 	rule.CountCost, rule.Overrides = true, map[string]int64{"big": 100, "small": 5}
 	s.exec(`INSERT INTO call_queue (key, cost) VALUES ('big', 100), ('big', 101), ('small', 6), ('small', 5), ('x', 11), ('x', 10)`)
 	s.once(rules(rule))
-	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,4,6}' FROM call_open`)
+	s.want(`SELECT array_agg(call_id ORDER BY call_id) = '{1,4,6}' FROM callq.call_open`)
 	s.want(`SELECT array_agg(id ORDER BY id) = '{2,3,5}' FROM call_queue WHERE status = 'failed'`)
 }
 
@@ -203,9 +203,9 @@ func TestSetKeepsTheShape(t *testing.T) {
 		}
 	}
 	s.publish(r)
-	s.want(`SELECT shape = '{"algorithm": "fixed_window", "period": "1mo", "timezone": "Europe/Berlin"}' AND rate = 5 FROM call_limits WHERE name = 'calendar'`)
-	s.want(`SELECT shape = '{"algorithm": "token_bucket", "period": "1m", "burst": 50}' AND rate = 5 FROM call_limits WHERE name = 'bucket'`)
-	s.want(`SELECT rate = 2 AND overrides = '{"big": 7}' FROM call_limits WHERE name = 'own'`)
+	s.want(`SELECT shape = '{"algorithm": "fixed_window", "period": "1mo", "timezone": "Europe/Berlin"}' AND rate = 5 FROM callq.call_limits WHERE name = 'calendar'`)
+	s.want(`SELECT shape = '{"algorithm": "token_bucket", "period": "1m", "burst": 50}' AND rate = 5 FROM callq.call_limits WHERE name = 'bucket'`)
+	s.want(`SELECT rate = 2 AND overrides = '{"big": 7}' FROM callq.call_limits WHERE name = 'own'`)
 	for name, to := range map[string]limit.Rate{
 		"calendar": {Units: 5, Window: time.Millisecond}, "bucket": {Units: 5, Shape: limit.Shape{Algorithm: limit.FixedWindow, Period: "1mo"}},
 		"own": {Units: 2, Window: time.Minute},
@@ -219,8 +219,8 @@ func TestSetKeepsTheShape(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want(`SELECT shape ->> 'period' = '1d' AND rate = 10 FROM call_limits WHERE name = 'calendar'`)
-	s.want(`SELECT shape ->> 'period' = '1s' AND rate = 10 FROM call_limits WHERE name = 'bucket'`)
+	s.want(`SELECT shape ->> 'period' = '1d' AND rate = 10 FROM callq.call_limits WHERE name = 'calendar'`)
+	s.want(`SELECT shape ->> 'period' = '1s' AND rate = 10 FROM callq.call_limits WHERE name = 'bucket'`)
 	if again := s.publish(r); len(again) > 0 {
 		t.Errorf("publishing the same again changed %v", again)
 	}

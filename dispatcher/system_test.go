@@ -138,7 +138,7 @@ func (s *system) alive(slots int) { s.t.Helper(); s.aliveIn("http", slots, "http
 
 func (s *system) aliveIn(pool string, slots int, tasks ...string) {
 	s.t.Helper()
-	s.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+	s.exec(`INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ($1, $1, $2, '{}', $3, clock_timestamp(), clock_timestamp() + interval '1 hour')`, pool, tasks, slots)
 }
 
@@ -146,8 +146,8 @@ func (s *system) aliveIn(pool string, slots int, tasks ...string) {
 func (s *system) opens(ids string) { s.t.Helper(); s.exec(opensSQL(ids)) }
 
 func opensSQL(ids string) string {
-	return `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT id, 9, 0, 1, 1, now(), now(), now() + interval '1 h', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM (` + ids + `) i`
+	return `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT id, 9, 0, 1, 1, now(), now(), now() + interval '1 h', callq.epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM (` + ids + `) i`
 }
 
 // start starts open attempts as a worker would: of these calls, or all that have not started.
@@ -166,7 +166,7 @@ func (s *system) start(timeout time.Duration, ids ...int64) {
 
 func (s *system) requests(ids []int64, timeout time.Duration) []ledger.StartRequest {
 	s.t.Helper()
-	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt FROM call_open
+	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt FROM callq.call_open
 		WHERE started_at IS NULL AND (cardinality($1::bigint[]) = 0 OR call_id = ANY($1)) ORDER BY call_id`, append([]int64{}, ids...))
 	if err != nil {
 		s.t.Fatal(err)
@@ -202,7 +202,7 @@ func (s *system) work(stop <-chan struct{}) {
 			s.t.Error(err)
 			return
 		}
-		s.eventually(`SELECT count(*) = 0 FROM call_open WHERE started_at > clock_timestamp()`)
+		s.eventually(`SELECT count(*) = 0 FROM callq.call_open WHERE started_at > clock_timestamp()`)
 		var closings []ledger.Closing
 		for _, a := range answers {
 			took := time.Since(asked) - a.Wait
@@ -253,8 +253,8 @@ func queue(name string, limits ...string) policy.Queue {
 // used is what limit api has given out: open attempts and usage.
 func (s *system) used() int64 {
 	s.t.Helper()
-	return one[int64](s, `SELECT (SELECT count(*) FROM call_open WHERE limits @> '{api}')
-		+ (SELECT coalesce(sum(used), 0) FROM call_usage WHERE limit_name = 'api')`)
+	return one[int64](s, `SELECT (SELECT count(*) FROM callq.call_open WHERE limits @> '{api}')
+		+ (SELECT coalesce(sum(used), 0) FROM callq.call_usage WHERE limit_name = 'api')`)
 }
 
 func parallel(t *testing.T, name string, run func(t *testing.T, s *system)) {
@@ -272,7 +272,7 @@ func (s *system) finish(ids ...int64) { s.t.Helper(); s.settle(nil, ids...) }
 // settle does, and says what each cost.
 func (s *system) settle(settled *int64, ids ...int64) {
 	s.t.Helper()
-	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt, token, clock_timestamp() - started_at FROM call_open
+	rows, err := s.pool.Query(context.Background(), `SELECT call_id, attempt, token, clock_timestamp() - started_at FROM callq.call_open
 		WHERE started_at IS NOT NULL AND (cardinality($1::bigint[]) = 0 OR call_id = ANY($1))`, append([]int64{}, ids...))
 	if err != nil {
 		s.t.Fatal(err)
@@ -333,7 +333,7 @@ func (s *system) racers(n int, r policy.Policy) []*dispatcher.Dispatcher {
 // claims would wait for one another, whatever else they lock.
 func (s *system) claimAtOnce(dispatchers []*dispatcher.Dispatcher) {
 	s.t.Helper()
-	for _, queue := range one[[]string](s, `SELECT array_agg(name) FROM call_queues`) {
+	for _, queue := range one[[]string](s, `SELECT array_agg(name) FROM callq.call_queues`) {
 		if err := pgx.BeginFunc(context.Background(), s.pool, func(tx pgx.Tx) error {
 			_, err := backlog.Drain(context.Background(), tx, &pgx.Batch{}, queue, time.Time{}, time.Now().Add(time.Hour))
 			return err

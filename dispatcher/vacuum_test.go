@@ -16,9 +16,9 @@ const vacuumedSQL = `SELECT vacuum_count = $1 FROM pg_stat_user_tables WHERE rel
 // deadUsage leaves call_usage in need of a vacuum.
 func (s *system) deadUsage() {
 	s.t.Helper()
-	s.exec(`ALTER TABLE call_usage SET (autovacuum_enabled = off)`)
-	s.exec(`INSERT INTO call_usage SELECT 'api', '', now() + i * interval '1 ms', 1, 1 FROM generate_series(1, 5000) i`)
-	s.exec(`DELETE FROM call_usage`)
+	s.exec(`ALTER TABLE callq.call_usage SET (autovacuum_enabled = off)`)
+	s.exec(`INSERT INTO callq.call_usage SELECT 'api', '', now() + i * interval '1 ms', 1, 1 FROM generate_series(1, 5000) i`)
+	s.exec(`DELETE FROM callq.call_usage`)
 	s.eventually(`SELECT n_dead_tup = 5000 FROM pg_stat_user_tables WHERE relname = 'call_usage'`)
 }
 
@@ -66,7 +66,7 @@ func TestVacuumOfARoleThatMayNot(t *testing.T) {
 		s.eventually(vacuumedSQL, 2)
 		return
 	}
-	const forbidden = "may not vacuum call_attempts, call_flows, call_inbox, call_open, call_queue, call_segments, call_usage"
+	const forbidden = "may not vacuum call_attempts, callq.call_flows, callq.call_inbox, callq.call_open, call_queue, callq.call_segments, callq.call_usage"
 	if err == nil || !strings.Contains(err.Error(), forbidden) {
 		t.Errorf("got %v, want that it %s", err, forbidden)
 	}

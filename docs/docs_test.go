@@ -178,7 +178,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-var place = regexp.MustCompile("`([\\w./-]+\\.(?:go|sql)): (\\w+)`")
+var place = regexp.MustCompile("`([\\w./-]+\\.(?:go|sql)): ([\\w.]+)`")
 
 // docs/design.md names functions and statements as `file: name`. Each is there.
 func TestDesignNamesWhatExists(t *testing.T) {
@@ -209,7 +209,7 @@ func namesIn(path string) ([]string, error) {
 	var names []string
 	if filepath.Ext(path) == ".sql" {
 		text, err := os.ReadFile(path)
-		for _, m := range regexp.MustCompile(`CREATE FUNCTION (?:@home\.)?(\w+)`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`CREATE FUNCTION (?:public\.)?([\w.]+)`).FindAllStringSubmatch(string(text), -1) {
 			names = append(names, m[1])
 		}
 		return names, err

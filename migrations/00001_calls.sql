@@ -6,22 +6,22 @@
 -- (After a promotion only the WAL's file name shows the new timeline at once.) To read it opens files, and errs on a standby. No
 -- server changes it while it runs, so each session reads it once.
 -- +goose StatementBegin
-CREATE FUNCTION callq_epoch() RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION callq.epoch() RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    epoch text := current_setting('callq.epoch', true);
+    epoch text := current_setting('callq.session_epoch', true);
 BEGIN
     IF epoch <> '' THEN
         RETURN epoch;
     END IF;
     epoch := (SELECT system_identifier FROM pg_control_system()) || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
-    RETURN set_config('callq.epoch', epoch, false);
+    RETURN set_config('callq.session_epoch', epoch, false);
 END $$;
 -- +goose StatementEnd
 
 -- One API call to make. Producers INSERT here; everything they may set has a default, and an
 -- explicit NULL means that default. Narrow, hot columns first: call_data stays out of the way.
 -- fillfactor 50 leaves room on the page, so that a claim and a finish are HOT updates (no index entry).
-CREATE TABLE call_queue (
+CREATE TABLE public.call_queue (
     id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     status        text        NOT NULL DEFAULT 'new',
     priority      smallint    DEFAULT 5,
@@ -51,21 +51,21 @@ CREATE TABLE call_queue (
 -- HOT. Waiting calls are found through the backlog (00003_backlog.sql).
 
 -- Calls that may expire before they are claimed.
-CREATE INDEX call_queue_expires_idx ON call_queue (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX call_queue_expires_idx ON public.call_queue (expires_at) WHERE expires_at IS NOT NULL;
 
 -- Dead letters, listed and counted by queue without a look at other calls. failed_at is set only when a call
 -- fails for good.
-CREATE INDEX call_queue_failed_idx ON call_queue (failed_at) INCLUDE (queue) WHERE failed_at IS NOT NULL;
+CREATE INDEX call_queue_failed_idx ON public.call_queue (failed_at) INCLUDE (queue) WHERE failed_at IS NOT NULL;
 
 -- unique_key is NULL once the call has ended, so that it is unique among unfinished calls.
-CREATE UNIQUE INDEX call_queue_unique_idx ON call_queue (coalesce(queue, 'default'), unique_key)
+CREATE UNIQUE INDEX call_queue_unique_idx ON public.call_queue (coalesce(queue, 'default'), unique_key)
     WHERE unique_key IS NOT NULL;
 
 -- A queue, task or key beyond 255 bytes is refused: an index takes at most 2,704 bytes, and nothing else looks for such a name. So is
 -- a max_attempts that never ends. An INSERT is checked where its calls enter the inbox (00003_backlog.sql): a CHECK, or a trigger
 -- with this condition, is parsed anew by each statement, which takes a tenth of an INSERT's time.
 -- +goose StatementBegin
-CREATE FUNCTION callq_refuse_call(queue text, task text, key text, max_attempts integer) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.refuse_call(queue text, task text, key text, max_attempts integer) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF max_attempts > 1000 THEN
         RAISE EXCEPTION 'max_attempts is %, more than 1000', max_attempts
@@ -83,24 +83,24 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-CREATE FUNCTION callq_call_bounded() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.call_bounded() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM callq_refuse_call(NEW.queue, NEW.task, NEW.key, NEW.max_attempts);
+    PERFORM callq.refuse_call(NEW.queue, NEW.task, NEW.key, NEW.max_attempts);
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
 
-CREATE TRIGGER call_queue_bounded_again AFTER UPDATE OF queue, task, key ON call_queue
+CREATE TRIGGER call_queue_bounded_again AFTER UPDATE OF queue, task, key ON public.call_queue
     FOR EACH ROW
     WHEN (octet_length(NEW.queue) > 255 AND NEW.queue IS DISTINCT FROM OLD.queue
         OR octet_length(NEW.task) > 255 AND NEW.task IS DISTINCT FROM OLD.task
         OR octet_length(NEW.key) > 255 AND NEW.key IS DISTINCT FROM OLD.key)
-    EXECUTE FUNCTION callq_call_bounded();
+    EXECUTE FUNCTION callq.call_bounded();
 
-CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON call_queue
+CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON public.call_queue
     FOR EACH ROW
     WHEN (NEW.max_attempts > 1000 AND NEW.max_attempts IS DISTINCT FROM OLD.max_attempts)
-    EXECUTE FUNCTION callq_call_bounded();
+    EXECUTE FUNCTION callq.call_bounded();
 
 -- One row per open attempt: inserted by the claim, updated by the start, deleted by whatever
 -- closes the attempt. A call has at most one, which its primary key enforces. limits, keys and
@@ -109,7 +109,7 @@ CREATE TRIGGER call_queue_attempts_bounded_again AFTER UPDATE OF max_attempts ON
 -- in the order of the claims' commits (dispatcher/scan.go). acked_at is when the API's machine
 -- acknowledged all of the request; overtaken_at when it, or one that was written to the same host after that, was answered.
 -- NULL: unknown.
-CREATE TABLE call_open (
+CREATE TABLE callq.call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
     message_no   integer     NOT NULL,
@@ -136,16 +136,16 @@ CREATE TABLE call_open (
     overtaken_at timestamptz
 ) WITH (fillfactor = 35, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
-CREATE INDEX call_open_batch_idx ON call_open (batch);
+CREATE INDEX call_open_batch_idx ON callq.call_open (batch);
 
-CREATE SEQUENCE call_batch_seq;
+CREATE SEQUENCE callq.call_batch_seq;
 
--- callq_occupied_until is until when an open attempt occupies units of a limit. One that is anchored at its start occupies them
+-- callq.occupied_until is until when an open attempt occupies units of a limit. One that is anchored at its start occupies them
 -- until the latest moment at which its request can reach the API: limit.Arrival.Until for an attempt that has not
 -- ended. 5 seconds is limit.ResendMost. Every other one occupies them while it is open, which is 'infinity': it has not
 -- started; it has no send_within, so no gate bounds its request; nothing proves yet that it has arrived; or it is from before a
 -- failover, and is charged when it is recovered. Plain SQL over scalars: Postgres inlines it.
-CREATE FUNCTION callq_occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
+CREATE FUNCTION callq.occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
     overtaken_at timestamptz, limit_anchor text, limit_epoch text, slack interval, proof text)
 RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT CASE
@@ -158,7 +158,7 @@ $$;
 
 -- What a close was worked out from has changed meanwhile: nothing of it is done.
 -- +goose StatementBegin
-CREATE FUNCTION callq_changed() RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.changed() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'attempts or limits have changed' USING ERRCODE = 'serialization_failure';
 END $$;
@@ -173,7 +173,7 @@ END $$;
 -- answer: by sent_by TCP had brought the request to the host, or never will. Until something proves that it has arrived,
 -- arrived_by is in the year 2200, which is limit.Unknown. proof is what arrived_by rests on: NULL, its own end; else limit.Proof, or
 -- 'assumed'.
-CREATE TABLE call_attempts (
+CREATE TABLE public.call_attempts (
     call_id     bigint      NOT NULL,
     attempt     integer     NOT NULL,
     requests    smallint,
@@ -200,19 +200,19 @@ CREATE TABLE call_attempts (
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- Attempts whose answer was no success, listed by their status without a look at the others.
-CREATE INDEX call_attempts_refused_idx ON call_attempts (code, call_id) WHERE code NOT BETWEEN 200 AND 299;
+CREATE INDEX call_attempts_refused_idx ON public.call_attempts (code, call_id) WHERE code NOT BETWEEN 200 AND 299;
 
 -- Attempts that may still arrive.
-CREATE INDEX call_attempts_unproven_idx ON call_attempts (host, sent_by) WHERE arrived_by = timestamptz '2200-01-01 00:00:00Z';
+CREATE INDEX call_attempts_unproven_idx ON public.call_attempts (host, sent_by) WHERE arrived_by = timestamptz '2200-01-01 00:00:00Z';
 
 -- What retention removes of answers that are kept for a time of their own.
-CREATE INDEX call_attempts_result_idx ON call_attempts (queue, finished_at) WHERE result IS NOT NULL;
+CREATE INDEX call_attempts_result_idx ON public.call_attempts (queue, finished_at) WHERE result IS NOT NULL;
 
 -- +goose Down
-DROP TABLE call_attempts, call_open, call_queue;
-DROP SEQUENCE call_batch_seq;
-DROP FUNCTION callq_call_bounded();
-DROP FUNCTION callq_refuse_call(text, text, text, integer);
-DROP FUNCTION callq_occupied_until(text, text, timestamptz, interval, timestamptz, timestamptz, text, text, interval, text);
-DROP FUNCTION callq_changed();
-DROP FUNCTION callq_epoch();
+DROP TABLE public.call_attempts, callq.call_open, public.call_queue;
+DROP SEQUENCE callq.call_batch_seq;
+DROP FUNCTION callq.call_bounded();
+DROP FUNCTION callq.refuse_call(text, text, text, integer);
+DROP FUNCTION callq.occupied_until(text, text, timestamptz, interval, timestamptz, timestamptz, text, text, interval, text);
+DROP FUNCTION callq.changed();
+DROP FUNCTION callq.epoch();

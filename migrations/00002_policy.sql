@@ -4,7 +4,7 @@
 
 -- One row per limit. A claim locks the rows of all limits involved, in name order, before it
 -- reads anything else from them.
-CREATE TABLE call_limits (
+CREATE TABLE callq.call_limits (
     name           text        PRIMARY KEY,
     version        bigint      NOT NULL,
     rate           bigint      NOT NULL, -- units per window
@@ -41,7 +41,7 @@ CREATE TABLE call_limits (
 ) WITH (fillfactor = 50);
 
 -- Every version of every limit, for the audit and for verify.
-CREATE TABLE call_limit_versions (
+CREATE TABLE callq.call_limit_versions (
     limit_name     text        NOT NULL,
     version        bigint      NOT NULL,
     effective_from timestamptz NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE call_limit_versions (
 );
 
 -- One row per queue: which limits its calls use, and how they are retried.
-CREATE TABLE call_queues (
+CREATE TABLE callq.call_queues (
     name         text        PRIMARY KEY,
     limits       text[]      NOT NULL,
     label        text        NOT NULL DEFAULT '', -- only workers that carry it; '': any
@@ -82,7 +82,7 @@ CREATE TABLE call_queues (
 ) WITH (fillfactor = 50);
 
 -- One row per budget in Redis, which handlers draw on while they run. Workers read it.
-CREATE TABLE call_budgets (
+CREATE TABLE callq.call_budgets (
     name         text        PRIMARY KEY,
     rate         bigint      NOT NULL, -- units per window
     window_size  interval    NOT NULL,
@@ -94,7 +94,7 @@ CREATE TABLE call_budgets (
 );
 
 -- Every policy (limits, queues and budgets) that was ever applied. The one with the largest number is in force.
-CREATE TABLE call_policies (
+CREATE TABLE callq.call_policies (
     hash       text        PRIMARY KEY,
     number     bigint      NOT NULL UNIQUE, -- a policy that is applied again gets the next one
     applied_at timestamptz NOT NULL,
@@ -103,12 +103,12 @@ CREATE TABLE call_policies (
 
 -- Whether the process that wrote this heartbeat is alive: it writes one every 2 seconds, and may miss three. Plain SQL, so that
 -- Postgres inlines it.
-CREATE FUNCTION callq_alive(heartbeat_at timestamptz) RETURNS boolean LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
+CREATE FUNCTION callq.alive(heartbeat_at timestamptz) RETURNS boolean LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
     SELECT heartbeat_at > clock_timestamp() - interval '6 seconds'
 $$;
 
 -- Dispatchers.
-CREATE TABLE call_dispatchers (
+CREATE TABLE callq.call_dispatchers (
     id      text        PRIMARY KEY,
     name    text        NOT NULL, -- for people: host/pid
     policy  text        NOT NULL, -- the hash of what its own file says
@@ -117,7 +117,7 @@ CREATE TABLE call_dispatchers (
 
 -- What may not be claimed until then: a queue, a limit, or of either the calls of one key (key ''
 -- is all of them). Written under the lock of the queue's or limit's row, and read by claims under it.
-CREATE TABLE call_pauses (
+CREATE TABLE callq.call_pauses (
     what   text        NOT NULL, -- 'queue' or 'limit'
     name   text        NOT NULL,
     key    text        NOT NULL DEFAULT '',
@@ -135,7 +135,7 @@ CREATE TABLE call_pauses (
 );
 
 -- What APIs say of their own limits in answers that are none, per limit and, where the limit is per key, key: the latest.
-CREATE TABLE call_remotes (
+CREATE TABLE callq.call_remotes (
     limit_name text        NOT NULL,
     key        text        NOT NULL DEFAULT '',
     most       bigint,      -- the API's limit; NULL: it does not say
@@ -146,10 +146,10 @@ CREATE TABLE call_remotes (
     PRIMARY KEY (limit_name, key)
 ) WITH (fillfactor = 50);
 
-CREATE INDEX call_remotes_lowered_idx ON call_remotes (limit_name) WHERE lowered IS NOT NULL;
+CREATE INDEX call_remotes_lowered_idx ON callq.call_remotes (limit_name) WHERE lowered IS NOT NULL;
 
 -- Who changed which limit, queue or budget, and how.
-CREATE TABLE call_audit (
+CREATE TABLE callq.call_audit (
     id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     by     text        NOT NULL,
@@ -160,7 +160,7 @@ CREATE TABLE call_audit (
 
 -- Units used, per limit, key and time bucket, labelled with the bucket's end. A row belongs to
 -- one connection (shard, its backend's pid): two that share one would deadlock.
-CREATE TABLE call_usage (
+CREATE TABLE callq.call_usage (
     limit_name text        NOT NULL,
     key        text        NOT NULL,
     bucket     timestamptz NOT NULL,
@@ -171,7 +171,7 @@ CREATE TABLE call_usage (
 
 -- Hosts (host:port) with requests that have no answer and may still arrive. Workers say which of their requests to one was
 -- written last and answered: what was written before has arrived. Recovery removes a host when nothing is in doubt any more.
-CREATE TABLE call_hosts (
+CREATE TABLE callq.call_hosts (
     host        text        PRIMARY KEY,
     asked_at    timestamptz NOT NULL, -- when a request to it was last in doubt
     written_at  timestamptz, -- a request that was written then, or later,
@@ -180,7 +180,7 @@ CREATE TABLE call_hosts (
 ) WITH (fillfactor = 50);
 
 -- Workers. http is the settings of a worker's task http, without the values of secrets; NULL: it does not take http.
-CREATE TABLE call_workers (
+CREATE TABLE callq.call_workers (
     id         text        PRIMARY KEY,
     pool       text        NOT NULL,
     tasks      text[]      NOT NULL,
@@ -194,7 +194,7 @@ CREATE TABLE call_workers (
 
 -- Single facts. 'database': the database's id in Redis. 'max_data': the bound of call_data for enqueue_call. 'ledger': rows with
 -- arrived_by up to "at" may have been purged. 'epoch ' and the epoch: it was entered at "at"; NULL: it is the first.
-CREATE TABLE call_meta (
+CREATE TABLE callq.call_meta (
     name     text PRIMARY KEY,
     position bigint,
     at       timestamptz
@@ -202,16 +202,16 @@ CREATE TABLE call_meta (
 
 -- What one process at a time may do: who holds a row's lock does it (internal/policy/lock.go). Only daemons may lock a row, and
 -- nobody but the owner may add, change or remove one. held is never written: who may update it may lock the row.
-CREATE TABLE call_locks (
+CREATE TABLE callq.call_locks (
     name text    PRIMARY KEY,
     held boolean
 );
 
-INSERT INTO call_locks (name) VALUES ('capacity'), ('apply');
+INSERT INTO callq.call_locks (name) VALUES ('capacity'), ('apply');
 
 -- Each time that a dispatcher saw Postgres's clock set, and by how much: forward, when windows are widened by that while
 -- it lies within them; or back (less than 0), by no more than that. Times are Postgres's clock.
-CREATE TABLE call_clock_gains (
+CREATE TABLE callq.call_clock_gains (
     id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL, -- when it was seen
     by interval    NOT NULL
@@ -221,40 +221,34 @@ CREATE TABLE call_clock_gains (
 -- limit stays. Nobody may remove others, which verify goes by: so it runs as its owner, and takes no arguments. The
 -- ledger is only read where something may go.
 -- +goose StatementBegin
-CREATE FUNCTION callq_purge_versions() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE FUNCTION callq.purge_versions() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    keep timestamptz := clock_timestamp() - (SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' FROM call_limits);
+    keep timestamptz := clock_timestamp() - (SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' FROM callq.call_limits);
     removed bigint;
 BEGIN
     IF NOT EXISTS (
-        SELECT FROM (SELECT lead(effective_from) OVER (PARTITION BY limit_name ORDER BY version) AS until FROM call_limit_versions) c
+        SELECT FROM (SELECT lead(effective_from) OVER (PARTITION BY limit_name ORDER BY version) AS until FROM callq.call_limit_versions) c
         WHERE until < keep
     ) THEN
         RETURN 0;
     END IF;
-    keep := least(keep, (SELECT min(claimed_at) FROM call_attempts), (SELECT min(claimed_at) FROM call_open));
+    keep := least(keep, (SELECT min(claimed_at) FROM public.call_attempts), (SELECT min(claimed_at) FROM callq.call_open));
     WITH ended AS ( -- until when one, or one before it, was in force
         SELECT limit_name, version, max(until) OVER (PARTITION BY limit_name ORDER BY version) AS until
         FROM (SELECT limit_name, version, coalesce(lead(effective_from) OVER (PARTITION BY limit_name ORDER BY version), 'infinity') AS until
-              FROM call_limit_versions) c
+              FROM callq.call_limit_versions) c
     )
-    DELETE FROM call_limit_versions c USING ended e
+    DELETE FROM callq.call_limit_versions c USING ended e
     WHERE c.limit_name = e.limit_name AND c.version = e.version AND e.until < keep;
     GET DIAGNOSTICS removed = ROW_COUNT;
     RETURN removed;
 END $$;
 -- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION callq_purge_versions() FROM PUBLIC;
-
--- +goose StatementBegin
-DO $$ BEGIN
-    EXECUTE format('ALTER FUNCTION callq_purge_versions() SET search_path = %I, pg_temp', current_schema());
-END $$;
--- +goose StatementEnd
+REVOKE ALL ON FUNCTION callq.purge_versions() FROM PUBLIC;
 
 -- +goose Down
-DROP FUNCTION callq_purge_versions();
-DROP TABLE call_remotes, call_clock_gains, call_hosts, call_locks, call_audit, call_budgets, call_pauses, call_dispatchers, call_policies, call_meta, call_workers, call_usage,
-    call_queues, call_limit_versions, call_limits;
-DROP FUNCTION callq_alive(timestamptz);
+DROP FUNCTION callq.purge_versions();
+DROP TABLE callq.call_remotes, callq.call_clock_gains, callq.call_hosts, callq.call_locks, callq.call_audit, callq.call_budgets, callq.call_pauses, callq.call_dispatchers, callq.call_policies, callq.call_meta, callq.call_workers, callq.call_usage,
+    callq.call_queues, callq.call_limit_versions, callq.call_limits;
+DROP FUNCTION callq.alive(timestamptz);

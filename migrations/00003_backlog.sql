@@ -5,7 +5,7 @@
 -- What has become known of a queue and is not yet in its flows: calls that wait, from "at" on; or, without calls, that a key
 -- may no longer be blocked. Written by the transaction that makes it so, hence visible exactly when that is. The queue's next
 -- claim drains it.
-CREATE TABLE call_inbox (
+CREATE TABLE callq.call_inbox (
     queue    text        NOT NULL,
     at       timestamptz NOT NULL,
     task     text,
@@ -19,14 +19,14 @@ CREATE TABLE call_inbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- To compress ids takes longer than to write them as they are.
-ALTER TABLE call_inbox ALTER COLUMN ids SET STORAGE EXTERNAL;
+ALTER TABLE callq.call_inbox ALTER COLUMN ids SET STORAGE EXTERNAL;
 
-CREATE INDEX call_inbox_due_idx ON call_inbox (queue, at);
+CREATE INDEX call_inbox_due_idx ON callq.call_inbox (queue, at);
 
 -- A flow for each queue, key, priority and task in which calls wait: from which place in which of its segments on. A key that no
 -- limit has room for is parked until wake_at, with its flows from a priority on. This table and the next are written under the
 -- lock of the queue's row.
-CREATE TABLE call_flows (
+CREATE TABLE callq.call_flows (
     queue    text     NOT NULL,
     key      text     NOT NULL,
     priority smallint NOT NULL,
@@ -39,13 +39,13 @@ CREATE TABLE call_flows (
     PRIMARY KEY (queue, key, priority, task)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
-CREATE INDEX call_flows_active_idx ON call_flows (queue, task, key, priority) WHERE wake_at IS NULL;
+CREATE INDEX call_flows_active_idx ON callq.call_flows (queue, task, key, priority) WHERE wake_at IS NULL;
 
-CREATE INDEX call_flows_wake_idx ON call_flows (queue, wake_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX call_flows_wake_idx ON callq.call_flows (queue, wake_at) WHERE wake_at IS NOT NULL;
 
 -- Segments of at most 256 calls of a flow, in the order in which they fell due. A segment is rewritten only if calls that come back
 -- unsent go in front of it: then what was consumed is cut off.
-CREATE TABLE call_segments (
+CREATE TABLE callq.call_segments (
     queue    text        NOT NULL,
     key      text        NOT NULL,
     priority smallint    NOT NULL,
@@ -57,41 +57,41 @@ CREATE TABLE call_segments (
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 -- Each call that a flow or the inbox names. It may have ended since, and may be here twice.
-CREATE VIEW call_backlog AS
+CREATE VIEW callq.call_backlog AS
 SELECT l.queue, l.key, l.priority, l.task, w.at, i.id
-FROM call_flows l
-JOIN call_segments w ON w.queue = l.queue AND w.key = l.key AND w.priority = l.priority AND w.task = l.task AND w.seq >= l.head
+FROM callq.call_flows l
+JOIN callq.call_segments w ON w.queue = l.queue AND w.key = l.key AND w.priority = l.priority AND w.task = l.task AND w.seq >= l.head
 CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
 WHERE l.calls > 0 AND (w.seq > l.head OR i.place > l.consumed)
 UNION ALL
 SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, n.at, i.id
-FROM call_inbox n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
+FROM callq.call_inbox n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
 
 -- The priority that a call waits with: 0 is first, 9 last, 5 the default.
-CREATE FUNCTION callq_priority(priority smallint) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+CREATE FUNCTION callq.priority(priority smallint) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT least(greatest(coalesce(priority, 5), 0), 9)::smallint
 $$;
 
 -- When an insert woke the dispatchers last, in ms. A sequence, since all see its value at once, whatever becomes of a transaction.
-CREATE SEQUENCE call_wake_seq;
+CREATE SEQUENCE callq.call_wake_seq;
 
 -- Wakes the dispatchers, at most every 80 ms whoever inserts: a NOTIFY in each insert would make all committing producers wait for
 -- one another. What is committed in between without a wake, their early polls find.
 -- +goose StatementBegin
-CREATE FUNCTION callq_wake() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.wake() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     now_ms bigint := date_part('epoch', clock_timestamp()) * 1000;
 BEGIN
-    IF abs(now_ms - coalesce(pg_sequence_last_value('call_wake_seq'), 0)) >= 80 THEN
-        PERFORM setval('call_wake_seq', now_ms), pg_notify('callq_wake', '');
+    IF abs(now_ms - coalesce(pg_sequence_last_value('callq.call_wake_seq'), 0)) >= 80 THEN
+        PERFORM setval('callq.call_wake_seq', now_ms), pg_notify('callq_wake', '');
     END IF;
 END $$;
 -- +goose StatementEnd
 
 -- An empty unique key is none, as for enqueue_call. Each INSERT parses the condition, so it is short: what else ORMs insert for what
--- nobody has set, callq_calls_inserted mends.
+-- nobody has set, callq.calls_inserted mends.
 -- +goose StatementBegin
-CREATE FUNCTION callq_no_key() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.no_key() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.unique_key := NULL;
     RETURN NEW;
@@ -100,32 +100,43 @@ END $$;
 
 -- What ORMs insert for what nobody has set means the default: '' where a text has one, NULL where AutoMigrate has dropped it, or a copy of
 -- another call's columns.
-CREATE FUNCTION callq_mends() RETURNS boolean LANGUAGE sql STABLE AS $$ SELECT current_setting('callq.repair', true) IS DISTINCT FROM 'on' $$;
+CREATE FUNCTION callq.mends() RETURNS boolean LANGUAGE sql STABLE AS $$ SELECT current_setting('callq.repair', true) IS DISTINCT FROM 'on' $$;
 
 -- +goose StatementBegin
-CREATE FUNCTION callq_mend_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.mend_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     repair text := coalesce(current_setting('callq.repair', true), '');
 BEGIN
     PERFORM set_config('callq.repair', 'mend', true);
     WITH mended AS (
-        UPDATE call_queue
+        UPDATE public.call_queue
         SET status = CASE WHEN status IN ('dispatched', 'done', 'failed', 'cancelled') THEN status ELSE 'new' END, attempts = 0, failed_count = 0,
             queue = nullif(queue, ''), task = nullif(task, ''), dispatched_at = NULL, finished_at = NULL, failed_at = NULL, error_message = NULL,
             retried_after = NULL
         WHERE id = ANY (ids)
         RETURNING *
     )
-    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''), callq_priority(priority), 1, ARRAY[id]
+    INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
+    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''), callq.priority(priority), 1, ARRAY[id]
     FROM mended
     WHERE status = 'new';
     PERFORM set_config('callq.repair', repair, true);
 END $$;
 -- +goose StatementEnd
 
+-- Who may only insert writes no id of its own making: one that comes next would be taken for others.
 -- +goose StatementBegin
-CREATE FUNCTION callq_refuse_status(status text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.refuse_id(id bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT has_table_privilege(session_user, 'public.call_queue', 'UPDATE') THEN
+        RAISE EXCEPTION 'the id % is none that Postgres gave', id
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Nothing was written. Leave id out, or DEFAULT.';
+    END IF;
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION callq.refuse_status(status text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '"%" is no status of a call', status
         USING ERRCODE = 'invalid_parameter_value', HINT = 'Nothing was written. Leave status out: a call that is inserted is new.';
@@ -139,40 +150,43 @@ END $$;
 -- Ids are cut in ranges of 65,536, so that no row of a large COPY is too large to drain. Rows are coalesced if the first 500 calls
 -- show that most have a key of their own: then ranges of 2,048 ids have the keys beside them.
 -- +goose StatementBegin
-CREATE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE FUNCTION callq.calls_inserted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     counted    bigint; -- of the first 500 calls
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
 BEGIN
-    IF TG_RELID <> 'call_queue'::regclass THEN
+    IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
-    IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('call_wake_seq')) < 80 IS NOT TRUE THEN
-        PERFORM callq_wake();
+    IF pg_sequence_last_value('public.call_queue_id_seq') < (SELECT max(id) FROM inserted) THEN
+        PERFORM callq.refuse_id((SELECT max(id) FROM inserted));
+    END IF;
+    IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('callq.call_wake_seq')) < 80 IS NOT TRUE THEN
+        PERFORM callq.wake();
     END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.
-    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+    INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
     SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
-        callq_priority(priority), 1, ARRAY[id]
+        callq.priority(priority), 1, ARRAY[id]
     FROM inserted
     WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
       AND CASE WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
-          OR max_attempts > 1000 THEN callq_refuse_call(queue, task, key, max_attempts) ELSE true END;
+          OR max_attempts > 1000 THEN callq.refuse_call(queue, task, key, max_attempts) ELSE true END;
     IF FOUND THEN
         RETURN NULL;
     END IF;
     PERFORM FROM inserted
     WHERE CASE
         WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
-            OR max_attempts > 1000 THEN callq_refuse_call(queue, task, key, max_attempts)
-        WHEN status = 'new' THEN attempts > 0 AND callq_mends() OR queue = '' OR task = ''
-        WHEN status = 'error' THEN callq_mends()
+            OR max_attempts > 1000 THEN callq.refuse_call(queue, task, key, max_attempts)
+        WHEN status = 'new' THEN attempts > 0 AND callq.mends() OR queue = '' OR task = ''
+        WHEN status = 'error' THEN callq.mends()
         WHEN status = '' OR status IS NULL THEN true
-        WHEN status NOT IN ('dispatched', 'done', 'failed', 'cancelled') THEN callq_refuse_status(status)
+        WHEN status NOT IN ('dispatched', 'done', 'failed', 'cancelled') THEN callq.refuse_status(status)
         ELSE false END;
     IF FOUND THEN
-        PERFORM callq_mend_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
+        PERFORM callq.mend_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
         RETURN NULL;
     END IF;
     SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
@@ -186,16 +200,16 @@ BEGIN
         GROUP BY queue, task, priority, at
     ) AS together;
     IF 4 * inbox_rows > counted AND coalesced < inbox_rows THEN
-        INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, keys)
+        INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids, keys)
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), '',
-            callq_priority(priority), count(*), array_agg(id), array_agg(coalesce(key, ''))
+            callq.priority(priority), count(*), array_agg(id), array_agg(coalesce(key, ''))
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 5, id >> 11;
     ELSE
-        INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+        INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
-            callq_priority(priority), count(*), array_agg(id)
+            callq.priority(priority), count(*), array_agg(id)
         FROM inserted
         WHERE status IN ('new', 'error')
         GROUP BY 1, 2, 3, 4, 5, id >> 16;
@@ -208,27 +222,27 @@ END $$;
 -- callq or plain SQL. An ended call holds no unique key. callq's own columns keep to what it does: an ORM that writes a stale copy
 -- back would have a call made twice, or never. Who mends rows by hand sets callq.repair.
 -- +goose StatementBegin
-CREATE FUNCTION callq_call_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE FUNCTION callq.call_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ended  CONSTANT text[] := '{done,failed,cancelled}';
     flaw   text;
     column_name text := 'status';
 BEGIN
-    IF TG_RELID <> 'call_queue'::regclass THEN
+    IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
-    IF current_setting('callq.repair', true) = 'mend' THEN -- callq_mend_calls does the rest
+    IF current_setting('callq.repair', true) = 'mend' THEN -- callq.mend_calls does the rest
         RETURN NULL;
     END IF;
     IF octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key THEN
-        PERFORM callq_refuse_call(NEW.queue, NEW.task, NEW.key, NEW.max_attempts);
+        PERFORM callq.refuse_call(NEW.queue, NEW.task, NEW.key, NEW.max_attempts);
     END IF;
     CASE
     WHEN NEW.status IS DISTINCT FROM OLD.status THEN
         flaw := CASE
             WHEN NEW.status IS NULL OR NEW.status <> ALL (ended || '{new,error,dispatched}') THEN 'it is no status'
             WHEN NEW.status = 'dispatched' AND NEW.attempts = OLD.attempts
-                AND NOT EXISTS (SELECT FROM call_open WHERE call_id = NEW.id) THEN 'only a dispatcher hands calls over'
+                AND NOT EXISTS (SELECT FROM callq.call_open WHERE call_id = NEW.id) THEN 'only a dispatcher hands calls over'
             WHEN NEW.status = 'done' AND OLD.status <> 'dispatched' THEN 'only an attempt makes a call done: cancel it (callq calls cancel), or delete it'
             WHEN NEW.status = ANY (ended) AND OLD.status = ANY (ended) THEN 'the call has ended'
             WHEN NEW.status = ANY (ended) AND (NEW.finished_at IS NULL OR NEW.status = 'failed' AND NEW.failed_at IS NULL) THEN
@@ -250,66 +264,58 @@ BEGIN
         flaw := 'to try it again: callq calls retry';
         column_name := 'failed_count';
     END IF;
-    IF flaw IS NOT NULL AND callq_mends() THEN
+    IF flaw IS NOT NULL AND callq.mends() THEN
         RAISE EXCEPTION 'call % is %: its % is callq''s own', NEW.id, OLD.status, column_name
             USING ERRCODE = 'CQ002', COLUMN = column_name, DETAIL = format('%s: from %L to %L: %s.', column_name,
                 to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
             HINT = 'Nothing was written. Update only the columns that producers set (docs/producers.md); a model that saves all of them was loaded too early.';
     END IF;
     IF NEW.unique_key IS NOT NULL AND NEW.status = ANY (ended) THEN
-        UPDATE call_queue SET unique_key = NULL WHERE id = NEW.id;
+        UPDATE public.call_queue SET unique_key = NULL WHERE id = NEW.id;
     END IF;
     IF NEW.status IN ('new', 'error') AND (OLD.status NOT IN ('new', 'error')
         OR (OLD.queue, OLD.task, OLD.key, OLD.priority, OLD.run_at) IS DISTINCT FROM (NEW.queue, NEW.task, NEW.key, NEW.priority, NEW.run_at)) THEN
-        INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids, again)
+        INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids, again)
         VALUES (coalesce(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), coalesce(NEW.task, 'http'),
-            coalesce(NEW.key, ''), callq_priority(NEW.priority), 1, ARRAY[NEW.id], true);
+            coalesce(NEW.key, ''), callq.priority(NEW.priority), 1, ARRAY[NEW.id], true);
         IF coalesce(NEW.run_at, NEW.created_at) <= clock_timestamp() THEN
-            PERFORM callq_wake();
+            PERFORM callq.wake();
         END IF;
     END IF;
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
 
--- Whatever a producer's search_path is, the functions mean callq's own tables.
--- +goose StatementBegin
-DO $$ BEGIN
-    EXECUTE format('ALTER FUNCTION callq_calls_inserted() SET search_path = %I, pg_temp', current_schema());
-    EXECUTE format('ALTER FUNCTION callq_call_changed() SET search_path = %I, pg_temp', current_schema());
-    EXECUTE format('ALTER FUNCTION callq_call_bounded() SET search_path = %I, pg_temp', current_schema());
-END $$;
--- +goose StatementEnd
+REVOKE ALL ON FUNCTION callq.calls_inserted(), callq.call_changed(), callq.call_bounded(), callq.wake() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION callq_calls_inserted(), callq_call_changed(), callq_wake() FROM PUBLIC;
+CREATE TRIGGER call_queue_no_key BEFORE INSERT ON public.call_queue
+    FOR EACH ROW WHEN (NEW.unique_key = '') EXECUTE FUNCTION callq.no_key();
 
-CREATE TRIGGER call_queue_no_key BEFORE INSERT ON call_queue
-    FOR EACH ROW WHEN (NEW.unique_key = '') EXECUTE FUNCTION callq_no_key();
-
-CREATE TRIGGER call_queue_inserted AFTER INSERT ON call_queue
+CREATE TRIGGER call_queue_inserted AFTER INSERT ON public.call_queue
     REFERENCING NEW TABLE AS inserted
-    FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted();
+    FOR EACH STATEMENT EXECUTE FUNCTION callq.calls_inserted();
 
 -- What is neither a claim nor the end of a call: callq's own statements that are one parse this, and do no more.
-CREATE TRIGGER call_queue_changed AFTER UPDATE ON call_queue
+CREATE TRIGGER call_queue_changed AFTER UPDATE ON public.call_queue
     FOR EACH ROW
     WHEN ((NEW.status = 'dispatched' AND NEW.attempts = OLD.attempts + 1
         OR NEW.status NOT IN ('new', 'error', 'dispatched') AND OLD.status = 'dispatched' AND NEW.attempts = OLD.attempts
             AND NEW.unique_key IS NULL AND NEW.finished_at IS NOT NULL) IS NOT TRUE)
-    EXECUTE FUNCTION callq_call_changed();
+    EXECUTE FUNCTION callq.call_changed();
 
 -- +goose Down
-DROP TRIGGER call_queue_changed ON call_queue;
-DROP TRIGGER call_queue_inserted ON call_queue;
-DROP TRIGGER call_queue_no_key ON call_queue;
-DROP FUNCTION callq_call_changed();
-DROP FUNCTION callq_calls_inserted();
-DROP FUNCTION callq_refuse_status(text);
-DROP FUNCTION callq_mend_calls(bigint[]);
-DROP FUNCTION callq_mends();
-DROP FUNCTION callq_no_key();
-DROP FUNCTION callq_wake();
-DROP SEQUENCE call_wake_seq;
-DROP FUNCTION callq_priority(smallint);
-DROP VIEW call_backlog;
-DROP TABLE call_segments, call_flows, call_inbox;
+DROP TRIGGER call_queue_changed ON public.call_queue;
+DROP TRIGGER call_queue_inserted ON public.call_queue;
+DROP TRIGGER call_queue_no_key ON public.call_queue;
+DROP FUNCTION callq.call_changed();
+DROP FUNCTION callq.calls_inserted();
+DROP FUNCTION callq.refuse_status(text);
+DROP FUNCTION callq.refuse_id(bigint);
+DROP FUNCTION callq.mend_calls(bigint[]);
+DROP FUNCTION callq.mends();
+DROP FUNCTION callq.no_key();
+DROP FUNCTION callq.wake();
+DROP SEQUENCE callq.call_wake_seq;
+DROP FUNCTION callq.priority(smallint);
+DROP VIEW callq.call_backlog;
+DROP TABLE callq.call_segments, callq.call_flows, callq.call_inbox;

@@ -12,13 +12,7 @@
 -- It does not wake the dispatchers: a NOTIFY per insert makes all committing producers wait for one
 -- another (0.37x). They find the call within 80 ms, or when the producer says NOTIFY callq_wake.
 -- +goose StatementBegin
-DO $migration$
-DECLARE
-    home text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                  WHERE c.oid = 'call_queue'::regclass);
-BEGIN
-EXECUTE replace($create$
-CREATE FUNCTION @home.enqueue_call(
+CREATE FUNCTION public.enqueue_call(
     task         text        DEFAULT 'http',
     call_data    jsonb       DEFAULT '{}',
     queue        text        DEFAULT 'default',
@@ -31,11 +25,11 @@ CREATE FUNCTION @home.enqueue_call(
     max_attempts integer     DEFAULT NULL, -- what the queue says
     OUT id        bigint,
     OUT duplicate boolean
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     flaw text;
-    most bigint := coalesce((SELECT m.position FROM @home.call_meta m WHERE m.name = 'max_data'), 262144);
+    most bigint := coalesce((SELECT m.position FROM callq.call_meta m WHERE m.name = 'max_data'), 262144);
 BEGIN
     -- An empty queue, task or unique key is none, as for the Go client.
     task       := coalesce(nullif(task, ''), 'http');
@@ -68,7 +62,7 @@ BEGIN
 
     duplicate := false;
     IF unique_key IS NULL THEN
-        INSERT INTO @home.call_queue AS q
+        INSERT INTO public.call_queue AS q
             (task, call_data, queue, key, cost, priority, run_at, expires_at, max_attempts)
         VALUES (task, call_data, queue, key, cost, priority, coalesce(run_at, now()), expires_at, max_attempts)
         RETURNING q.id INTO id;
@@ -77,25 +71,23 @@ BEGIN
     -- The insert waits for a transaction that has inserted the same key; where that rolls back, it goes on.
     -- A turn without an id means that the other call ended between the two statements.
     LOOP
-        INSERT INTO @home.call_queue AS q
+        INSERT INTO public.call_queue AS q
             (task, call_data, queue, key, cost, priority, run_at, expires_at, unique_key, max_attempts)
         VALUES
             (task, call_data, queue, key, cost, priority, coalesce(run_at, now()), expires_at, unique_key, max_attempts)
         ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING
         RETURNING q.id INTO id;
         EXIT WHEN FOUND;
-        SELECT q.id INTO id FROM @home.call_queue q
+        SELECT q.id INTO id FROM public.call_queue q
         WHERE coalesce(q.queue, 'default') = enqueue_call.queue AND q.unique_key = enqueue_call.unique_key;
         duplicate := FOUND;
         EXIT WHEN FOUND;
     END LOOP;
 END
-$body$
-$create$, '@home', home);
-EXECUTE format('REVOKE ALL ON FUNCTION %s.enqueue_call FROM PUBLIC', home);
-END
-$migration$;
+$$;
 -- +goose StatementEnd
 
+REVOKE ALL ON FUNCTION public.enqueue_call FROM PUBLIC;
+
 -- +goose Down
-DROP FUNCTION enqueue_call;
+DROP FUNCTION public.enqueue_call;

@@ -53,7 +53,7 @@ func TestWhatIsInserted(t *testing.T) {
 			run(t, pool, sql)
 			want(t, pool, `SELECT count(*) = 3 AND bool_and(status = 'new' AND attempts = 0 AND failed_count = 0 AND coalesce(queue, 'default') = 'default'
 				AND coalesce(task, 'http') = 'http' AND unique_key IS NULL AND finished_at IS NULL AND error_message IS NULL AND retried_after IS NULL) FROM call_queue`)
-			want(t, pool, `SELECT sum(calls) = 3 AND bool_and(queue = 'default' AND task = 'http') FROM call_inbox`)
+			want(t, pool, `SELECT sum(calls) = 3 AND bool_and(queue = 'default' AND task = 'http') FROM callq.call_inbox`)
 		})
 	}
 	pool := plain(t)
@@ -62,7 +62,7 @@ func TestWhatIsInserted(t *testing.T) {
 		t.Errorf("a status that is none: %v", err)
 	}
 	run(t, pool, `INSERT INTO call_queue (status, finished_at) VALUES ('done', now())`) // an import
-	want(t, pool, `SELECT status = 'done' AND NOT EXISTS (SELECT FROM call_inbox) FROM call_queue`)
+	want(t, pool, `SELECT status = 'done' AND NOT EXISTS (SELECT FROM callq.call_inbox) FROM call_queue`)
 }
 
 // callq's own columns keep to what callq does. Whoever writes others, or all as they are, may.
@@ -73,7 +73,7 @@ func TestWhatIsUpdated(t *testing.T) {
 		('new', 0, 0, NULL, NULL, NULL, NULL, 'n'), ('dispatched', 1, 0, now(), NULL, NULL, NULL, 'd'), ('error', 1, 1, now(), now(), NULL, NULL, 'e'),
 		('done', 1, 0, now(), now(), NULL, NULL, NULL), ('failed', 2, 2, now(), now(), now(), NULL, NULL),
 		('cancelled', 0, 0, NULL, now(), NULL, NULL, NULL), ('new', 1, 0, now(), NULL, NULL, 1, NULL);
-		TRUNCATE call_inbox`
+		TRUNCATE callq.call_inbox`
 	for _, c := range []struct {
 		sql    string
 		column string // that is refused; "": none

@@ -14,8 +14,8 @@ import (
 	"github.com/callq/callq/internal/pgtest"
 )
 
-// Every function that runs as its owner is known here; none of them is for anybody, and each finds what it names in
-// callq's schema or Postgres's own.
+// Every function that runs as its owner is known here; none of them is for anybody, and each names
+// its schemas, and else finds only what is Postgres's own.
 //
 //callq:guarantee 13
 func TestDefinerFunctions(t *testing.T) {
@@ -24,16 +24,17 @@ func TestDefinerFunctions(t *testing.T) {
 		SELECT proname || CASE WHEN has_function_privilege('public', oid, 'EXECUTE') THEN ' for anybody' ELSE '' END
 			|| coalesce((SELECT ' ' || c FROM unnest(proconfig) AS c WHERE c LIKE 'search_path=%'), ' without a search_path')
 		FROM pg_proc
-		WHERE prosecdef AND pronamespace = 'public'::regnamespace ORDER BY proname COLLATE "C"`)
+		WHERE prosecdef AND pronamespace IN ('callq'::regnamespace, 'public'::regnamespace) ORDER BY proname COLLATE "C"`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	want := []string{
-		"callq_call_changed search_path=public, pg_temp",
-		"callq_calls_inserted search_path=public, pg_temp",
-		"callq_purge_versions search_path=public, pg_temp",
+		"call_bounded search_path=pg_catalog, pg_temp",
+		"call_changed search_path=pg_catalog, pg_temp",
+		"calls_inserted search_path=pg_catalog, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",
+		"purge_versions search_path=pg_catalog, pg_temp",
 	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("functions that run as their owner (%v):\n%s\nwant:\n%s", err, strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -63,8 +64,8 @@ func TestNobodyBecomesTheOwner(t *testing.T) {
 	}
 	exec(conn, `CREATE TEMP TABLE mine (status text, queue text, run_at timestamptz, created_at timestamptz, task text, key text, priority integer, id bigint)`)
 	for _, trigger := range []string{
-		`CREATE TRIGGER t AFTER INSERT ON mine REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted()`,
-		`CREATE TRIGGER u AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION callq_call_changed()`,
+		`CREATE TRIGGER t AFTER INSERT ON mine REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION callq.calls_inserted()`,
+		`CREATE TRIGGER u AFTER UPDATE ON mine FOR EACH ROW EXECUTE FUNCTION callq.call_changed()`,
 	} {
 		if _, err := conn.Exec(t.Context(), trigger); !refused(err) {
 			t.Errorf("%s: %v", trigger, err)
@@ -85,8 +86,8 @@ func attached(t *testing.T, pool *pgxpool.Pool) {
 	if _, err := conn.Exec(t.Context(), `
 		CREATE TEMP TABLE call_queue (status text, queue text, run_at timestamptz, created_at timestamptz, task text, key text, priority integer, id bigint);
 		INSERT INTO pg_temp.call_queue (status, id) VALUES ('new', 1);
-		CREATE TRIGGER t AFTER INSERT ON pg_temp.call_queue REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION callq_calls_inserted();
-		CREATE TRIGGER u AFTER UPDATE ON pg_temp.call_queue FOR EACH ROW EXECUTE FUNCTION callq_call_changed()`); err != nil {
+		CREATE TRIGGER t AFTER INSERT ON pg_temp.call_queue REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION callq.calls_inserted();
+		CREATE TRIGGER u AFTER UPDATE ON pg_temp.call_queue FOR EACH ROW EXECUTE FUNCTION callq.call_changed()`); err != nil {
 		t.Fatal(err)
 	}
 	for _, sql := range []string{`INSERT INTO pg_temp.call_queue (status) VALUES ('new')`, `UPDATE pg_temp.call_queue SET status = 'new'`} {
@@ -95,7 +96,7 @@ func attached(t *testing.T, pool *pgxpool.Pool) {
 		}
 	}
 	var news int
-	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM public.call_inbox`).Scan(&news); err != nil || news > 0 {
+	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM callq.call_inbox`).Scan(&news); err != nil || news > 0 {
 		t.Errorf("%d rows of news (%v)", news, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -48,7 +49,10 @@ func TestPrivileges(t *testing.T) {
 		{`INSERT INTO call_queue (created_at) VALUES (now())`, []string{daemon}},
 		{`SELECT id FROM call_queue WHERE queue = 'a' AND unique_key = 'taken'`, []string{producer, daemon, viewer}},
 		{`SELECT call_data FROM call_queue`, []string{daemon, viewer}},
-		{`SELECT key, status FROM call_queue`, []string{daemon, viewer}},
+		{`SELECT key, status FROM call_queue`, []string{producer, daemon, viewer}},
+		{`SELECT error_message FROM call_queue`, []string{daemon, viewer}},
+		{`SELECT ended_key FROM call_queue`, []string{daemon, viewer}},
+		{`INSERT INTO call_queue (id, queue) VALUES (DEFAULT, 'a') RETURNING id, queue, task, key, cost, priority, run_at, unique_key, max_attempts`, []string{producer, daemon}},
 		{`SELECT id, duplicate FROM enqueue_call('http', '{}')`, []string{producer, enqueuer, daemon}},
 		{`SELECT id FROM enqueue_call(unique_key => 'taken')`, []string{producer, enqueuer, daemon}},
 		{`SELECT id FROM call_queue`, []string{producer, daemon, viewer}},
@@ -64,21 +68,21 @@ func TestPrivileges(t *testing.T) {
 		{`DELETE FROM call_attempts`, []string{daemon}},
 		{`UPDATE call_attempts SET attempt = 0`, []string{daemon}},
 		{`UPDATE call_attempts SET outcome = 'done'`, nil},
-		{`UPDATE call_open SET token = 1`, []string{daemon}},
-		{`UPDATE call_limits SET rate = 1`, []string{daemon}},
-		{`SELECT FROM call_locks WHERE name = 'room' FOR UPDATE`, []string{daemon}},
-		{`SELECT FROM call_locks FOR KEY SHARE`, []string{daemon}},
-		{`INSERT INTO call_locks (name) VALUES ('more')`, nil},
-		{`UPDATE call_locks SET name = name || ' of another'`, nil},
-		{`DELETE FROM call_locks`, nil},
-		{`UPDATE call_limit_versions SET rate = 1`, nil},
-		{`DELETE FROM call_limit_versions`, nil},
-		{`INSERT INTO call_audit (by, what, name, change) VALUES ('me', 'limit', 'a', 'b')`, []string{daemon}},
-		{`UPDATE call_audit SET by = 'them'`, nil},
-		{`DELETE FROM call_audit`, nil},
-		{`SELECT count(*) FROM call_limits, call_limit_versions, call_queues, call_policies, call_dispatchers, call_pauses, call_audit,
-			call_usage, call_workers, call_meta, call_locks, call_open, callq_migrations`, []string{daemon, viewer}},
-		{`INSERT INTO callq_migrations (version_id, is_applied) VALUES (9, true)`, nil},
+		{`UPDATE callq.call_open SET token = 1`, []string{daemon}},
+		{`UPDATE callq.call_limits SET rate = 1`, []string{daemon}},
+		{`SELECT FROM callq.call_locks WHERE name = 'room' FOR UPDATE`, []string{daemon}},
+		{`SELECT FROM callq.call_locks FOR KEY SHARE`, []string{daemon}},
+		{`INSERT INTO callq.call_locks (name) VALUES ('more')`, nil},
+		{`UPDATE callq.call_locks SET name = name || ' of another'`, nil},
+		{`DELETE FROM callq.call_locks`, nil},
+		{`UPDATE callq.call_limit_versions SET rate = 1`, nil},
+		{`DELETE FROM callq.call_limit_versions`, nil},
+		{`INSERT INTO callq.call_audit (by, what, name, change) VALUES ('me', 'limit', 'a', 'b')`, []string{daemon}},
+		{`UPDATE callq.call_audit SET by = 'them'`, nil},
+		{`DELETE FROM callq.call_audit`, nil},
+		{`SELECT count(*) FROM callq.call_limits, callq.call_limit_versions, callq.call_queues, callq.call_policies, callq.call_dispatchers, callq.call_pauses, callq.call_audit,
+			callq.call_usage, callq.call_workers, callq.call_meta, callq.call_locks, callq.call_open, callq.migrations`, []string{daemon, viewer}},
+		{`INSERT INTO callq.migrations (version_id, is_applied) VALUES (9, true)`, nil},
 		{`NOTIFY callq_wake`, []string{producer, enqueuer, daemon, viewer, "other"}},
 	} {
 		for name, conn := range who {
@@ -115,15 +119,15 @@ func TestRolesKnowEverything(t *testing.T) {
 	logins, admin := pgtest.NewLogins(t, postgres), connect(t, postgres)
 	forgotten := list(t, admin, `SELECT array_agg(x) FROM (
 		SELECT c.oid::regclass::text || ': ' || r FROM pg_class c, unnest(ARRAY[$1, $2]) AS r
-		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v', 'p')
+		WHERE c.relnamespace IN ('public'::regnamespace, 'callq'::regnamespace) AND c.relkind IN ('r', 'v', 'p')
 			AND NOT has_table_privilege(r, c.oid, 'SELECT')
 		UNION ALL
 		SELECT c.oid::regclass::text || ': ' || $1 FROM pg_class c
-		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relname NOT IN ('callq_migrations', 'call_locks')
+		WHERE c.relnamespace IN ('public'::regnamespace, 'callq'::regnamespace) AND c.relkind = 'r' AND c.relname NOT IN ('migrations', 'call_locks')
 			AND NOT has_table_privilege($1, c.oid, 'INSERT')
 		UNION ALL
 		SELECT f.oid::regprocedure::text || ': ' || $1 FROM pg_proc f
-		WHERE f.pronamespace = 'public'::regnamespace AND f.prorettype <> 'trigger'::regtype AND NOT has_function_privilege($1, f.oid, 'EXECUTE')) AS t (x)`,
+		WHERE f.pronamespace IN ('public'::regnamespace, 'callq'::regnamespace) AND f.prorettype <> 'trigger'::regtype AND NOT has_function_privilege($1, f.oid, 'EXECUTE')) AS t (x)`,
 		logins.Prefix+"_daemon", logins.Prefix+"_viewer")
 	if len(forgotten) > 0 {
 		t.Errorf("add to migrations/roles/roles.sql, its REVOKEs too:\n%s", strings.Join(forgotten, "\n"))
@@ -136,8 +140,9 @@ func TestRolesTakeBack(t *testing.T) {
 	postgres := pgtest.NewURL(t)
 	logins, admin := pgtest.NewLogins(t, postgres), connect(t, postgres)
 	role := logins.Prefix + "_enqueuer"
-	exec(t, admin, `GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role+`; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO `+role)
-	sql, err := migrations.RolesSQL(logins.Prefix)
+	exec(t, admin, `GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role+`; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO `+role+`;
+		GRANT ALL ON ALL TABLES IN SCHEMA callq TO `+role+`; GRANT ALL ON ALL SEQUENCES IN SCHEMA callq TO `+role)
+	sql, err := migrations.RolesSQL(logins.Prefix, schema.Names{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +151,7 @@ func TestRolesTakeBack(t *testing.T) {
 	}
 	left := list(t, admin, `
 		SELECT array_agg(relname::text) FROM pg_class
-		WHERE relnamespace = 'public'::regnamespace AND CASE relkind
+		WHERE relnamespace IN ('public'::regnamespace, 'callq'::regnamespace) AND CASE relkind
 			WHEN 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE')
 			WHEN 'i' THEN false ELSE has_table_privilege($1, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER') END`, role)
 	if len(left) > 0 {

@@ -51,7 +51,7 @@ func TestRepeatedByHand(t *testing.T) {
 	inspector, queue := asynq.NewInspectorFromRedisClient(b.redis), b.broker().Queue(b.workerPool())
 	key := func(part string) string { return "asynq:{" + queue + "}:" + part }
 	id := b.insert("count")
-	b.await(`SELECT started_at IS NOT NULL FROM call_open WHERE call_id = $1`, id)
+	b.await(`SELECT started_at IS NOT NULL FROM callq.call_open WHERE call_id = $1`, id)
 	refs := []handoff.Ref{{CallID: id, Attempt: 1}}
 
 	send := func(name string) {

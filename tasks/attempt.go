@@ -172,14 +172,14 @@ const loadSQL = `
 SELECT a.nth, o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, data,
     ` + ledger.CreatedAtSQL + ` AS created_at, ` + ledger.DueAtSQL + ` AS due_at, q.failed_count,` + ledger.PolicySQL + `,
     ` + ledger.TimeoutSQL + ` AS timeout, o.limits, o.keys, o.costs,
-    EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
+    EXISTS (SELECT FROM callq.call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
     coalesce(r.store, '') AS store, coalesce(r.store_max, 65536) AS store_max
 FROM unnest($1::bigint[], $2::int[]) WITH ORDINALITY AS a (call_id, attempt, nth)
-JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
-JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+JOIN callq.call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
+JOIN public.call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
 CROSS JOIN ` + ledger.MostSQL + `
 CROSS JOIN LATERAL (SELECT ` + ledger.DataSQL + ` AS data OFFSET 0) d
-LEFT JOIN call_queues r ON r.name BETWEEN o.queue AND o.queue
+LEFT JOIN callq.call_queues r ON r.name BETWEEN o.queue AND o.queue
 WHERE o.started_at IS NULL
 ORDER BY a.call_id`
 

@@ -140,7 +140,7 @@ func serve(t *testing.T, api http.HandlerFunc) *httptest.Server {
 // send sends a message that no dispatcher made, once the worker lives: messages of no live worker's are tidied away.
 func (b *bench) send(task string, refs []handoff.Ref) {
 	b.t.Helper()
-	b.await(`SELECT EXISTS (SELECT FROM call_workers)`)
+	b.await(`SELECT EXISTS (SELECT FROM callq.call_workers)`)
 	m := handoff.Message{Pool: b.workerPool(), ID: fmt.Sprintf("by hand %d", sent.Add(1)), Task: task, Attempts: refs}
 	if err := b.broker().Send(b.t.Context(), m); err != nil {
 		b.t.Fatal(err)
@@ -208,9 +208,9 @@ const claimByHandSQL = `
 WITH call AS (
     INSERT INTO call_queue (task, status, attempts) VALUES ('count', 'dispatched', 1) RETURNING id
 )
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key,
     limits, keys, costs)
-SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', callq_epoch(),
+SELECT id, 1, 0, 1, 1, clock_timestamp(), clock_timestamp() + interval '1 hour', clock_timestamp() + interval '1 hour', callq.epoch(),
     'p', 'default', 'count', '', '{api}', '{""}', '{1}'
 FROM call
 RETURNING call_id`

@@ -64,7 +64,7 @@ func newDrawing(t *testing.T) *drawing {
 // publish puts a budget in force, as a dispatcher would.
 func (d *drawing) publish(name string, units int64, window time.Duration, burst int64, onOutage string) {
 	d.t.Helper()
-	if _, err := d.pool.Exec(d.t.Context(), `INSERT INTO call_budgets VALUES ($1, $2, $3, $4, $5, now(), 'test')
+	if _, err := d.pool.Exec(d.t.Context(), `INSERT INTO callq.call_budgets VALUES ($1, $2, $3, $4, $5, now(), 'test')
 		ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst`,
 		name, units, window, burst, onOutage); err != nil {
 		d.t.Fatal(err)
@@ -255,7 +255,7 @@ func TestDrawFollowsTheRules(t *testing.T) {
 	}
 	d.publish("api", 1000, time.Second, 1, "closed")
 	until(t, "the higher rate holds", func() bool { wait, err := call.TryDraw(ctx, "api", 1); return err == nil && wait == 0 })
-	if _, err := d.pool.Exec(ctx, `DELETE FROM call_budgets`); err != nil {
+	if _, err := d.pool.Exec(ctx, `DELETE FROM callq.call_budgets`); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it is gone", func() bool { _, err := call.TryDraw(ctx, "api", 1); return err != nil })

@@ -35,14 +35,14 @@ func get(ctx context.Context, call *tasks.Call, url string) error {
 // underTwo has the default queue be under "api", which is anchored at the start, and "ended", at the finish.
 func (b *bench) underTwo() {
 	b.t.Helper()
-	b.await(`SELECT complete_since IS NOT NULL FROM call_limits`)
+	b.await(`SELECT complete_since IS NOT NULL FROM callq.call_limits`)
 	for _, sql := range []string{
-		`UPDATE call_limits SET anchor = 'start', slack = '1 min', send_within = '1 min'`,
-		`INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+		`UPDATE callq.call_limits SET anchor = 'start', slack = '1 min', send_within = '1 min'`,
+		`INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
 			SELECT 'ended', version, rate, window_size, per_key, count_cost, 'finish', slack, send_within, queues, applied_at,
-			applied_by, complete_since, epoch FROM call_limits`,
-		`UPDATE call_queues SET limits = '{api,ended}'`,
+			applied_by, complete_since, epoch FROM callq.call_limits`,
+		`UPDATE callq.call_queues SET limits = '{api,ended}'`,
 	} {
 		b.exec(sql)
 	}
@@ -52,12 +52,12 @@ func (b *bench) underTwo() {
 func (b *bench) verifyAsSet() {
 	b.t.Helper()
 	for _, sql := range []string{
-		`TRUNCATE call_audit, call_limit_versions`,
-		`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, proof, arrive_within,
+		`TRUNCATE callq.call_audit, callq.call_limit_versions`,
+		`INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, proof, arrive_within,
 			send_within, queues, applied_by)
 			SELECT name, version, applied_at - interval '1 hour', rate, window_size, shape, per_key, overrides, count_cost, anchor, slack, proof, arrive_within, send_within,
 				queues, 'test'
-			FROM call_limits`,
+			FROM callq.call_limits`,
 	} {
 		b.exec(sql)
 	}
@@ -102,14 +102,14 @@ func TestClientBoundsTheArrival(t *testing.T) {
 		},
 	})
 	b.underTwo()
-	const long = `SELECT clock_timestamp() > started_at + interval '300 ms' FROM call_open WHERE call_id = $1`
+	const long = `SELECT clock_timestamp() > started_at + interval '300 ms' FROM callq.call_open WHERE call_id = $1`
 	api1, ended := fmt.Sprintf(untilSQL, "api"), fmt.Sprintf(untilSQL, "ended")
 
 	id := b.insertCall(callqueue.Call{Task: "answered"})
 	b.await(long, id)
 	answer <- struct{}{}
 	<-begun
-	b.await(`SELECT clock_timestamp() > started_at + interval '900 ms' FROM call_open WHERE call_id = $1`, id)
+	b.await(`SELECT clock_timestamp() > started_at + interval '900 ms' FROM callq.call_open WHERE call_id = $1`, id)
 	finish <- struct{}{}
 	b.ended(id, callqueue.StatusDone)
 	b.await(`SELECT requests = 1 AND `+api1+` >= started_at + interval '300 ms' AND `+api1+` < `+ended+`
@@ -149,7 +149,7 @@ func TestClientNotSent(t *testing.T) {
 	b.underTwo()
 	set := func(sql string) {
 		t.Helper()
-		b.exec(`UPDATE call_limits SET ` + sql)
+		b.exec(`UPDATE callq.call_limits SET ` + sql)
 	}
 	set(`send_within = '1 us'`)
 	id := b.insert("get")

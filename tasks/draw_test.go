@@ -26,7 +26,7 @@ func TestHandlersDraw(t *testing.T) {
 		},
 		"other": func(ctx context.Context, call *tasks.Call) error { return call.Draw(ctx, "other-api", 1) },
 	})
-	b.await(`SELECT count(*) = 1 FROM call_limits`) // the dispatcher's own rules, which have no budgets, are in force
+	b.await(`SELECT count(*) = 1 FROM callq.call_limits`) // the dispatcher's own rules, which have no budgets, are in force
 	r := policy.Policy{
 		Limits:  []policy.Limit{{Name: "api", Rate: limit.Rate{Units: 100, Window: time.Second}}},
 		Queues:  []policy.Queue{queue("default", time.Minute)},

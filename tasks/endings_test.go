@@ -43,7 +43,7 @@ func TestSnooze(t *testing.T) {
 	b.await(`SELECT array_agg(outcome ORDER BY attempt) = '{snoozed,snoozed,error,snoozed,done}'
 			AND bool_and(jsonb_array_length(charged) = 1 AND arrived_by BETWEEN started_at AND finished_at + interval '90 s')
 		FROM call_attempts WHERE call_id = $1`, twice)
-	b.await(`SELECT sum(used) = 5 FROM call_usage`)
+	b.await(`SELECT sum(used) = 5 FROM callq.call_usage`)
 
 	later := b.insertCall(callqueue.Call{Task: "later", UniqueKey: "u"})
 	for _, id := range []int64{later, b.insertCall(callqueue.Call{Queue: "short", Task: "late"})} {

@@ -80,7 +80,7 @@ func (w *Worker) anotherMay(ctx context.Context, queue string, call *httptask.Ca
 
 const othersSQL = `
 SELECT w.http
-FROM call_workers w
-LEFT JOIN call_queues q ON q.name = $2
-WHERE callq_alive(w.heartbeat_at) AND w.id <> $1 AND 'http' = ANY(w.tasks)
+FROM callq.call_workers w
+LEFT JOIN callq.call_queues q ON q.name = $2
+WHERE callq.alive(w.heartbeat_at) AND w.id <> $1 AND 'http' = ANY(w.tasks)
   AND coalesce(q.label = '' OR q.label = ANY(w.labels), true)`

@@ -48,7 +48,7 @@ func TestCallThatAnotherWorkerCanMake(t *testing.T) {
 		Hosts: []string{"127.0.0.1"}, PrivateHosts: []string{"127.0.0.1"},
 		Secrets: map[string]tasks.Secret{"KEY": {Value: "4711", Hosts: []string{"127.0.0.1"}}},
 	}}, "a third one's")
-	b.await(`SELECT count(*) = 4 FROM call_workers`)
+	b.await(`SELECT count(*) = 4 FROM callq.call_workers`)
 	data := json.RawMessage(`{"url": "` + api.URL + `", "headers": {"Authorization": {"secret": "KEY", "prefix": "Bearer "}}}`)
 	var calls []callqueue.Call
 	for range 100 {
@@ -73,7 +73,7 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	b := newBench(t, nil)
 	failsBeside := func(settings string, data string) bool {
 		t.Helper()
-		b.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
+		b.exec(`INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 			VALUES ('other', 'http', '{http}', '{}', 0, nullif($1, '')::jsonb, now(), 'infinity')
 			ON CONFLICT (id) DO UPDATE SET http = excluded.http`, settings)
 		id := b.insertCall(callqueue.Call{Data: json.RawMessage(data)})
@@ -99,7 +99,7 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	}
 	b.drain()
 	strict := b.addWorker(tasks.Config{HTTP: &tasks.HTTPConfig{}})
-	b.await(`SELECT count(*) = 2 FROM call_workers WHERE heartbeat_at > now() - interval '6 seconds'`)
+	b.await(`SELECT count(*) = 2 FROM callq.call_workers WHERE heartbeat_at > now() - interval '6 seconds'`)
 	for settings, fails := range map[string]bool{`{"private_hosts": ["127.0.0.0/8"]}`: false, `{"private_hosts": ["127.0.0.2"]}`: true} {
 		if failsBeside(settings, `{"url": "http://127.0.0.1:1"}`) != fails {
 			t.Errorf("beside one with %s: fails is not %t", settings, fails)
@@ -108,13 +108,13 @@ func TestWhoElseCanMakeACall(t *testing.T) {
 	if err := strict.Reload(tasks.HTTPConfig{AllowPrivate: true}); err != nil {
 		t.Fatal(err)
 	}
-	b.await(`SELECT bool_and(http ->> 'allow_private' = 'true') FROM call_workers WHERE id <> 'other' AND heartbeat_at > now() - interval '6 seconds'`)
+	b.await(`SELECT bool_and(http ->> 'allow_private' = 'true') FROM callq.call_workers WHERE id <> 'other' AND heartbeat_at > now() - interval '6 seconds'`)
 
 	// Nor can one make it that the queue's calls do not go to.
-	b.exec(`UPDATE call_queues SET label = 'ip-a'`)
+	b.exec(`UPDATE callq.call_queues SET label = 'ip-a'`)
 	b.addWorker(tasks.Config{Labels: []string{"ip-a"}, HTTP: &tasks.HTTPConfig{AllowPrivate: true}})
 	for labels, fails := range map[string]bool{"{}": true, "{ip-a}": false} {
-		b.exec(`UPDATE call_workers SET labels = $1::text[] WHERE id = 'other'`, labels)
+		b.exec(`UPDATE callq.call_workers SET labels = $1::text[] WHERE id = 'other'`, labels)
 		if failsBeside(`{"allow_private": true, "secrets": {"KEY": ["127.0.0.1"]}}`, `{"url": "http://127.0.0.1:1", "headers": {"A": {"secret": "KEY"}}}`) != fails {
 			t.Errorf("beside one with labels %s: fails is not %t", labels, fails)
 		}
@@ -185,8 +185,8 @@ func TestTooLate(t *testing.T) {
 	b := newBenchWith(t, dispatcher.Config{Metrics: registry}, limit.Rate{Units: 1000, Window: time.Hour}, map[string]tasks.Handler{
 		"mine": func(ctx context.Context, call *tasks.Call) error { return get(ctx, call, api.URL) },
 	})
-	b.await(`SELECT count(*) = 1 FROM call_limits`)
-	b.exec(`UPDATE call_limits SET send_within = '1 us', anchor = 'start'`)
+	b.await(`SELECT count(*) = 1 FROM callq.call_limits`)
+	b.exec(`UPDATE callq.call_limits SET send_within = '1 us', anchor = 'start'`)
 	for _, task := range []string{tasks.HTTP, "mine"} {
 		b.insertCall(callqueue.Call{Task: task, Data: map[string]any{"url": api.URL}})
 		b.await(`SELECT count(*) >= 3 FROM call_attempts WHERE error LIKE '%longer than send_within%' AND outcome = 'not_sent' AND task = $1`, task)
@@ -219,7 +219,7 @@ func TestEndsWakeDispatchers(t *testing.T) {
 		set  string
 	}{
 		{"at once", limit.Rate{Units: 1}, 1, ""},
-		{"settled", limit.Rate{Units: 100, Window: time.Hour}, 60, `UPDATE call_limits SET count_cost = true RETURNING true`},
+		{"settled", limit.Rate{Units: 100, Window: time.Hour}, 60, `UPDATE callq.call_limits SET count_cost = true RETURNING true`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -237,7 +237,7 @@ func TestEndsWakeDispatchers(t *testing.T) {
 			}
 			b.await(`SELECT count(*) = $1 FROM call_queue WHERE status = 'done'`, n)
 			if c.set != "" {
-				b.await(`SELECT sum(used) = $1 FROM call_usage`, n)
+				b.await(`SELECT sum(used) = $1 FROM callq.call_usage`, n)
 			}
 		})
 	}
@@ -287,7 +287,7 @@ func TestQueueKeepsAnswers(t *testing.T) {
 		{"errors", 1, "none", "a"},
 		{"none", 64 << 10, "none", "none"},
 	} {
-		b.exec(`UPDATE call_queues SET store = $1, store_max = $2`, c.store, c.max)
+		b.exec(`UPDATE callq.call_queues SET store = $1, store_max = $2`, c.store, c.max)
 		for path, want := range map[string]string{"/": c.ok, "/bad": c.bad} {
 			id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL + path}})
 			b.await(`SELECT coalesce(result ->> 'body', 'none') = $2 AND coalesce(result -> 'truncated' = to_jsonb($2 <> 'answer'), true) FROM call_attempts WHERE call_id = $1`, id, want)
@@ -305,7 +305,7 @@ func TestRetryAfterOfAStranger(t *testing.T) {
 	})
 	b := newBench(t, nil)
 	host := strings.TrimPrefix(api.URL, "http://")
-	b.await(`SELECT retry_after = '1 hour' AND hosts = '{}' FROM call_limits WHERE name = 'api'`)
+	b.await(`SELECT retry_after = '1 hour' AND hosts = '{}' FROM callq.call_limits WHERE name = 'api'`)
 	for _, c := range []struct{ hosts, most, closed string }{
 		{"{api.example.com}", "1 hour", ""},
 		{"{" + host + "1}", "1 hour", ""},
@@ -314,12 +314,12 @@ func TestRetryAfterOfAStranger(t *testing.T) {
 		{"{127.0.0.1,api.example.com}", "2 minutes", "2 minutes"},
 		{"{" + host + "}", "2 days", "1 day"},
 	} {
-		b.exec(`WITH p AS (DELETE FROM call_pauses), q AS (DELETE FROM call_queue) UPDATE call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most)
+		b.exec(`WITH p AS (DELETE FROM callq.call_pauses), q AS (DELETE FROM call_queue) UPDATE callq.call_limits SET hosts = $1, retry_after = $2`, c.hosts, c.most)
 		id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL}})
 		b.await(`SELECT status = 'new' AND failed_count = 0 AND (run_at > now() + interval '23 h') = ($2 = '') FROM call_queue WHERE id = $1`, id, c.closed)
-		b.await(`SELECT (SELECT count(*) FROM call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
-			AND NOT EXISTS (SELECT FROM call_pauses WHERE (what, name, key) <> ('limit', 'api', '') OR reason NOT LIKE $2 OR until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`,
+		b.await(`SELECT (SELECT count(*) FROM callq.call_pauses) = CASE $1 WHEN '' THEN 0 ELSE 1 END
+			AND NOT EXISTS (SELECT FROM callq.call_pauses WHERE (what, name, key) <> ('limit', 'api', '') OR reason NOT LIKE $2 OR until NOT BETWEEN now() + nullif($1, '')::interval - interval '1 minute' AND now() + nullif($1, '')::interval)`,
 			c.closed, fmt.Sprintf("the API answered call %d: %%429 Too Many Requests", id))
 	}
-	b.await(`SELECT count(*) = 1 FROM call_audit WHERE change LIKE 'closed%'`)
+	b.await(`SELECT count(*) = 1 FROM callq.call_audit WHERE change LIKE 'closed%'`)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/outcome"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/callq/callq/internal/schema"
 )
 
 // closing ends the attempt, as one that provably sent nothing: it is charged to no limit.
@@ -123,9 +123,9 @@ func (a *attempt) snoozedTooOften() (tooOften bool) {
 
 // The ledger's rows of a call stay as long as the call; those before an operator's retry count no longer.
 const snoozedSQL = `
-SELECT count(*) >= $2 FROM call_attempts
+SELECT count(*) >= $2 FROM public.call_attempts
 WHERE call_id = $1 AND outcome = 'snoozed'
-  AND attempt > coalesce((SELECT retried_after FROM call_queue WHERE id = $1), 0)`
+  AND attempt > coalesce((SELECT retried_after FROM public.call_queue WHERE id = $1), 0)`
 
 // clean makes an error's text fit for a text column: valid UTF-8, no NUL, at most 2,000 bytes.
 func clean(text string) string {
@@ -141,14 +141,14 @@ func clean(text string) string {
 type recorder struct {
 	closings   *ledger.Batch[ledger.Closing, error] // the answer is whether the row was free
 	closer     ledger.Closer
-	db         *pgxpool.Pool
+	db         schema.DB
 	log        *slog.Logger
 	nearlyFull func() bool // the worker's slots are
 	wakes      chan struct{}
 	unused     atomic.Bool // units among what came free were given back
 }
 
-func newRecorder(db *pgxpool.Pool, log *slog.Logger, nearlyFull func() bool) *recorder {
+func newRecorder(db schema.DB, log *slog.Logger, nearlyFull func() bool) *recorder {
 	r := &recorder{db: db, log: log, nearlyFull: nearlyFull, wakes: make(chan struct{}, 1)}
 	weigh := func(c ledger.Closing) int { return len(c.Result) }
 	r.closings = ledger.NewBatch(batchSize, weigh, r.linger, func(ctx context.Context, closings []ledger.Closing) ([]error, error) {

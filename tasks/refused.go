@@ -162,13 +162,13 @@ func (a *attempt) refusable(ctx context.Context) (queue refusing, limits []refus
 
 const refusingSQL = `
 SELECT coalesce(r.on_refused, 'close'), coalesce(r.max_refusals, 1000),
-    (SELECT count(*) FROM call_attempts
-     WHERE call_id = $1 AND outcome = 'refused' AND attempt > coalesce((SELECT retried_after FROM call_queue WHERE id = $1), 0))
+    (SELECT count(*) FROM public.call_attempts
+     WHERE call_id = $1 AND outcome = 'refused' AND attempt > coalesce((SELECT retried_after FROM public.call_queue WHERE id = $1), 0))
 FROM (SELECT $2::text AS name) q
-LEFT JOIN call_queues r ON r.name = q.name`
+LEFT JOIN callq.call_queues r ON r.name = q.name`
 
 const refusableSQL = `
 SELECT l.name, a.key, l.window_size, l.hosts, l.retry_after, l.headers, (p.call_id = $3 AND p.attempt = $4) IS TRUE
 FROM unnest($1::text[], $2::text[]) AS a (name, key)
-JOIN call_limits l ON l.name = a.name
-LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = a.key AND p.spell IS NOT NULL`
+JOIN callq.call_limits l ON l.name = a.name
+LEFT JOIN callq.call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = a.key AND p.spell IS NOT NULL`

@@ -129,8 +129,8 @@ func TestNewestRemotes(t *testing.T) {
 func TestTellRemotes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, complete_since, epoch)
-		VALUES ('api', 1, 10, '1 m', '1 s', '1 s', '{q}', now(), '', now(), callq_epoch())`); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, complete_since, epoch)
+		VALUES ('api', 1, 10, '1 m', '1 s', '1 s', '{q}', now(), '', now(), callq.epoch())`); err != nil {
 		t.Fatal(err)
 	}
 	w := &Worker{session: session{db: pgtest.AsDaemon(t, pool)}}
@@ -145,7 +145,7 @@ func TestTellRemotes(t *testing.T) {
 		}
 	}
 	var is bool
-	if err := pool.QueryRow(t.Context(), `SELECT most = 8 AND remaining = 3 AND lowered = 3 AND reset_at > now() AND answered_at < now() FROM call_remotes`).Scan(&is); err != nil || !is {
+	if err := pool.QueryRow(t.Context(), `SELECT most = 8 AND remaining = 3 AND lowered = 3 AND reset_at > now() AND answered_at < now() FROM callq.call_remotes`).Scan(&is); err != nil || !is {
 		t.Errorf("stored: %t, %v", is, err)
 	}
 }

@@ -65,7 +65,7 @@ func TestRemotesOfAnAPI(t *testing.T) {
 		CREATE TABLE told AS SELECT now() AS at, 0::bigint AS lowered, 0::bigint AS remaining WHERE false;
 		GRANT INSERT ON told TO PUBLIC;
 		CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO told VALUES (now(), NEW.lowered, NEW.remaining); RETURN NEW; END';
-		CREATE TRIGGER tell BEFORE INSERT OR UPDATE ON call_remotes FOR EACH ROW EXECUTE FUNCTION tell()`)
+		CREATE TRIGGER tell BEFORE INSERT OR UPDATE ON callq.call_remotes FOR EACH ROW EXECUTE FUNCTION tell()`)
 	inserted := 0
 	insert := func(n int) {
 		for range n {
@@ -94,5 +94,5 @@ func TestRemotesOfAnAPI(t *testing.T) {
 	a.mu.Unlock()
 	b.await(`SELECT max(arrived_by) < now() - interval '2500 ms' FROM call_attempts`) // nothing of ours is in use
 	insert(2)
-	b.await(`SELECT most = $1 AND lowered BETWEEN 5 AND 9 AND reset_at > now() FROM call_remotes WHERE limit_name = 'api' AND key = ''`, units)
+	b.await(`SELECT most = $1 AND lowered BETWEEN 5 AND 9 AND reset_at > now() FROM callq.call_remotes WHERE limit_name = 'api' AND key = ''`, units)
 }

@@ -10,15 +10,15 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // running are the attempts under way. Two loops look after them, while the worker drains too. One ends the contexts of
 // cancelled calls. The other keeps attempts open that outlive their timeouts, and waits for nothing else. A call may have
 // two attempts here: one that was given up as lost and still runs.
 type running struct {
-	db *pgxpool.Pool
+	db schema.DB
 	mu sync.Mutex
 	of map[*attempt]*progress
 }
@@ -73,7 +73,7 @@ func (r *running) endCancelled(ctx context.Context) error {
 	return nil
 }
 
-const cancelledSQL = `SELECT id FROM call_queue WHERE id = ANY($1::bigint[]) AND status = 'cancelled'`
+const cancelledSQL = `SELECT id FROM public.call_queue WHERE id = ANY($1::bigint[]) AND status = 'cancelled'`
 
 // asCancelled is how an attempt ends whose context ErrCancelled ended: cancelled, unless it is done all
 // the same. It stays charged for what it may have sent.

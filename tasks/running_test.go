@@ -70,7 +70,7 @@ func TestCancelRunning(t *testing.T) {
 			if err := <-causes[c.task]; !errors.Is(err, tasks.ErrCancelled) {
 				t.Errorf("the context ended with %v, want ErrCancelled", err)
 			}
-			b.await(`SELECT NOT EXISTS (SELECT FROM call_open WHERE call_id = $1)`, id)
+			b.await(`SELECT NOT EXISTS (SELECT FROM callq.call_open WHERE call_id = $1)`, id)
 			outcome, message, charges := b.ended(id, callqueue.StatusCancelled)
 			if outcome != c.outcome || message != c.message || charges != c.charges {
 				t.Errorf("got %s %q charged %d, want %s %q charged %d", outcome, message, charges, c.outcome, c.message, c.charges)
@@ -117,7 +117,7 @@ func TestCancelHTTP(t *testing.T) {
 	if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the connection ended with %v, want a reset", err)
 	}
-	b.await(`SELECT count(*) = 0 FROM call_open`)
+	b.await(`SELECT count(*) = 0 FROM callq.call_open`)
 	outcome, message, charges := b.ended(id, callqueue.StatusCancelled)
 	if outcome != "cancelled" || !strings.HasSuffix(message, "the call was cancelled") || charges != 1 {
 		t.Errorf("got %s %q charged %d", outcome, message, charges)
@@ -139,7 +139,7 @@ func TestCancelWhileDraining(t *testing.T) {
 	<-begun
 	drained := make(chan struct{})
 	go func() { b.drain(); close(drained) }()
-	b.await(`SELECT heartbeat_at < clock_timestamp() - interval '5 s' FROM call_workers`) // it has left
+	b.await(`SELECT heartbeat_at < clock_timestamp() - interval '5 s' FROM callq.call_workers`) // it has left
 	b.cancel(id)
 	<-drained
 	if outcome, message, _ := b.ended(id, callqueue.StatusCancelled); outcome != "cancelled" {
@@ -178,7 +178,7 @@ func TestCancelAnyTime(t *testing.T) {
 	close(ids)
 	all.Wait()
 	b.await(`SELECT count(*) = $1 FROM call_queue WHERE status IN ('done', 'cancelled')`, n)
-	b.await(`SELECT count(*) = 0 FROM call_open`)
+	b.await(`SELECT count(*) = 0 FROM callq.call_open`)
 	b.drain()
 	b.verify()
 	mu.Lock()
@@ -210,10 +210,10 @@ func TestHandlerOutlivesItsTimeout(t *testing.T) {
 	})
 	first := b.insertCall(callqueue.Call{Queue: "short", Task: "deaf"})
 	<-begun
-	b.exec(`UPDATE call_open SET deadline = started_at + interval '5 s'`) // of 1.5 s a busy machine may need all to put it off
+	b.exec(`UPDATE callq.call_open SET deadline = started_at + interval '5 s'`) // of 1.5 s a busy machine may need all to put it off
 	second := b.insertCall(callqueue.Call{Queue: "short", Task: "deaf"})
-	b.await(`SELECT clock_timestamp() > started_at + interval '6 s' FROM call_open WHERE call_id = $1`, first)
-	b.await(`SELECT count(*) = 1 AND bool_and(call_id = $1 AND attempt = 1 AND deadline > clock_timestamp() + interval '20 s') FROM call_open`, first)
+	b.await(`SELECT clock_timestamp() > started_at + interval '6 s' FROM callq.call_open WHERE call_id = $1`, first)
+	b.await(`SELECT count(*) = 1 AND bool_and(call_id = $1 AND attempt = 1 AND deadline > clock_timestamp() + interval '20 s') FROM callq.call_open`, first)
 	close(end)
 	for _, id := range []int64{first, second} {
 		if outcome, message, charges := b.ended(id, callqueue.StatusDone); outcome != "done" || charges != 1 {
@@ -231,7 +231,7 @@ func TestDeadlinesOfAWorkerThatIsGone(t *testing.T) {
 	var b *bench
 	b = newBenchWith(t, dispatcher.Config{}, limit.Rate{Units: 1}, map[string]tasks.Handler{
 		"slow": func(ctx context.Context, _ *tasks.Call) error {
-			_, err := b.pool.Exec(context.Background(), `UPDATE call_open SET token = token + 1 WHERE attempt = 1`) // as if it were another's
+			_, err := b.pool.Exec(context.Background(), `UPDATE callq.call_open SET token = token + 1 WHERE attempt = 1`) // as if it were another's
 			<-ctx.Done()
 			return err
 		},
@@ -286,7 +286,7 @@ func TestOutcomesWaitForNoOther(t *testing.T) {
 		b.insert("quick")
 	}
 	b.await(`SELECT count(*) = 40 FROM call_attempts WHERE task = 'quick' AND outcome = 'done'`)
-	b.await(`SELECT count(*) = 3 AND bool_and(clock_timestamp() > started_at + interval '5 s' AND deadline > clock_timestamp()) FROM call_open`)
+	b.await(`SELECT count(*) = 3 AND bool_and(clock_timestamp() > started_at + interval '5 s' AND deadline > clock_timestamp()) FROM callq.call_open`)
 	release()
 	for _, id := range held {
 		if outcome, _, charges := b.ended(id, callqueue.StatusDone); outcome != "done" || charges != 1 {

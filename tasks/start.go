@@ -7,18 +7,18 @@ import (
 
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/callq/callq/internal/schema"
 )
 
 // starts groups what attempts ask at once, starts and acknowledgements, into single statements.
 type starts struct {
 	*ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
 	acks   *ledger.Batch[ledger.Running, struct{}]
-	db     *pgxpool.Pool
+	db     schema.DB
 	worker string
 }
 
-func newStarts(db *pgxpool.Pool, worker string) *starts {
+func newStarts(db schema.DB, worker string) *starts {
 	s := &starts{db: db, worker: worker}
 	s.Batch = ledger.NewBatch(batchSize, nil, lingerStart, s.start)
 	s.acks = ledger.NewBatch(batchSize, nil, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {

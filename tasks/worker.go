@@ -23,6 +23,7 @@ import (
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,6 +36,8 @@ type Config struct {
 	// least 8, so that its sessions are set as its statements need it.
 	Pool        *pgxpool.Pool
 	Redis       redis.UniversalClient // required
+	Schema      string                // callq's own; default callq
+	TableSchema string                // that of call_queue and call_attempts; default public
 	Budgets     redis.UniversalClient // where budgets are; default: Redis
 	Concurrency int                   // slots: attempts at once; default 100
 	Labels      []string              // what queues can ask for; at most 64, of 255 bytes each
@@ -71,7 +74,7 @@ type Worker struct {
 type session struct {
 	pool     string // of workers
 	database string // its id
-	db       *pgxpool.Pool
+	db       schema.DB
 	loads    *ledger.Batch[handoff.Ref, *attempt]
 	starts   *starts
 	recorder *recorder
@@ -104,6 +107,9 @@ func New(cfg Config) (*Worker, error) {
 		return nil, fmt.Errorf("tasks: Config.Concurrency is %d; it must be at least 1", cfg.Concurrency)
 	case len(cfg.Labels) > maxLabels || slices.ContainsFunc(cfg.Labels, func(l string) bool { return len(l) > 255 }):
 		return nil, fmt.Errorf("tasks: Config.Labels has %d labels; at most %d of 255 bytes each are allowed", len(cfg.Labels), maxLabels)
+	}
+	if err := (schema.Names{Own: cfg.Schema, Tables: cfg.TableSchema}).Check(); err != nil {
+		return nil, fmt.Errorf("tasks: %w", err)
 	}
 	cfg.Concurrency = cmp.Or(cfg.Concurrency, 100)
 	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, time.Minute)
@@ -151,6 +157,10 @@ func (w *Worker) Tasks() []string {
 // Ready says whether the worker takes attempts now.
 func (w *Worker) Ready() bool { return w.ready.Load() && !w.draining() }
 
+func (w *Worker) schemas() schema.Names {
+	return schema.Names{Own: w.cfg.Schema, Tables: w.cfg.TableSchema}
+}
+
 func (w *Worker) draining() bool { return w.serving.Err() != nil }
 
 // Run takes and runs attempts until ctx ends, then drains: nothing new starts, what has not
@@ -163,7 +173,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if len(w.Tasks()) == 0 {
 		return errors.New("tasks: the worker takes nothing: it has no handler and no Config.HTTP")
 	}
-	db, closePool, err := ledger.Connect(ctx, w.cfg.Pool, connections)
+	db, closePool, err := ledger.Connect(ctx, w.cfg.Pool, w.schemas(), connections)
 	if err != nil {
 		return fmt.Errorf("connect to Postgres: %w", err)
 	}
@@ -227,7 +237,7 @@ func (w *Worker) warm(ctx context.Context) {
 	acquired.Add(warmed)
 	for range warmed {
 		planned.Go(func() {
-			conn, err := w.db.Acquire(ctx)
+			conn, err := schema.Acquire(ctx, w.db)
 			acquired.Done()
 			if err != nil {
 				return // ctx has ended, or whoever needs one says so
@@ -277,7 +287,7 @@ func (w *Worker) heartbeat(ctx context.Context) {
 }
 
 const heartbeatSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
+INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
 VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, http = excluded.http`
 
@@ -291,7 +301,7 @@ func (w *Worker) deregister() {
 	}
 }
 
-const deregisterSQL = `UPDATE call_workers SET heartbeat_at = heartbeat_at - interval '1 minute' WHERE id = $1`
+const deregisterSQL = `UPDATE callq.call_workers SET heartbeat_at = heartbeat_at - interval '1 minute' WHERE id = $1`
 
 // shutDown drains. Each stage is bounded: running handlers by ShutdownTimeout, what they leave to
 // record by recordGrace. What is then still open is found by recovery.

@@ -37,7 +37,7 @@ func TestStartAnsweredPastTheTimeout(t *testing.T) {
 	}})
 	b.exec(`
 		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.7); RETURN NEW; END';
-		CREATE TRIGGER slow BEFORE UPDATE ON call_open FOR EACH ROW
+		CREATE TRIGGER slow BEFORE UPDATE ON callq.call_open FOR EACH ROW
 			WHEN (OLD.attempt = 1 AND OLD.started_at IS NULL AND NEW.started_at IS NOT NULL) EXECUTE FUNCTION slow()`)
 	id := b.insertCall(callqueue.Call{Queue: "short", Task: "mine"})
 	b.ended(id, callqueue.StatusDone)
@@ -174,10 +174,10 @@ func TestDrain(t *testing.T) {
 	for range 4 {
 		<-begun
 	}
-	b.await(`SELECT count(*) > 4 FROM call_open`)
+	b.await(`SELECT count(*) > 4 FROM callq.call_open`)
 	drained := make(chan struct{})
 	go func() { b.drain(); close(drained) }()
-	b.await(`SELECT count(*) = 4 FROM call_open WHERE started_at IS NOT NULL`)
+	b.await(`SELECT count(*) = 4 FROM callq.call_open WHERE started_at IS NOT NULL`)
 	close(finish)
 	select {
 	case <-drained:
@@ -185,7 +185,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal("the worker had not drained in 2 minutes")
 	}
 	b.await(`SELECT count(*) = 4 FROM call_queue WHERE status = 'done'`)
-	b.await(`SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
+	b.await(`SELECT count(*) = 0 FROM callq.call_open WHERE started_at IS NOT NULL`)
 	if n := len(begun); n > 0 {
 		t.Errorf("%d handlers ran after draining began", n)
 	}
@@ -251,7 +251,7 @@ func TestCallDataIsTooMuch(t *testing.T) {
 				}
 				first, bad, last := refs[0].CallID, refs[1].CallID, refs[2].CallID
 				b.exec(`UPDATE call_queue SET task = $2, call_data = jsonb_build_object('url', $3::text) WHERE id BETWEEN $1 AND $1 + 2`, first, task, api.URL)
-				b.exec(`UPDATE call_open SET task = $2 WHERE call_id BETWEEN $1 AND $1 + 2`, first, task)
+				b.exec(`UPDATE callq.call_open SET task = $2 WHERE call_id BETWEEN $1 AND $1 + 2`, first, task)
 				b.exec(`UPDATE call_queue SET call_data = (`+c.data+`) WHERE id = $1`, bad)
 				b.send(task, refs)
 				outcome, message, charges := b.ended(bad, callqueue.StatusFailed)
@@ -317,7 +317,7 @@ func TestLabelsAreBounded(t *testing.T) {
 		}
 	}
 	register := func(labels []string) error {
-		_, err := pool.Exec(t.Context(), `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+		_, err := pool.Exec(t.Context(), `INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 			VALUES (gen_random_uuid(), 'http', '{http}', $1, 1, now(), now())`, labels)
 		return err
 	}
@@ -347,7 +347,7 @@ func TestWaitsForUnits(t *testing.T) {
 			id := b.claimByHand()
 			b.exec(`UPDATE call_queue SET task = $2, call_data = jsonb_build_object('url', $3::text) WHERE id = $1`, id, task, api.URL)
 			begun := time.Now()
-			b.exec(`UPDATE call_open SET task = $2, claimed_at = clock_timestamp() + $3 WHERE call_id = $1`, id, task, limit.AheadMost-said)
+			b.exec(`UPDATE callq.call_open SET task = $2, claimed_at = clock_timestamp() + $3 WHERE call_id = $1`, id, task, limit.AheadMost-said)
 			b.send(task, []handoff.Ref{{CallID: id, Attempt: 1, Wait: said}})
 			if took := (<-made).Sub(begun); took < limit.AheadMost {
 				t.Errorf("%s, of which the message says %s: made after %s, want %s", task, said, took, limit.AheadMost)

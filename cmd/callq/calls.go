@@ -37,7 +37,7 @@ func callsCommand(a *app) *cobra.Command {
 				"answer may be slightly out of date. " + forms,
 			Args: cobra.MinimumNArgs(1),
 			RunE: a.query(eachCall(func(ctx context.Context, db *database, call *callqueue.Record) (admin.Why, error) {
-				why, err := admin.Explain(ctx, db.Pool, call)
+				why, err := admin.Explain(ctx, db.DB, call)
 				readBudgets(ctx, db, why.Needs)
 				why.Short()
 				return why, err
@@ -97,7 +97,7 @@ func callsListCommand(a *app) *cobra.Command {
 			if limit < 1 || limit > 10_000 {
 				return usagef("--limit is %d, outside 1 to 10000", limit)
 			}
-			calls, err := admin.ListCalls(ctx, db.Pool, filter, limit)
+			calls, err := admin.ListCalls(ctx, db.DB, filter, limit)
 			if len(calls) == limit {
 				fmt.Fprintf(a.stderr, "the next page: --before %d\n", calls[len(calls)-1].ID)
 			}
@@ -354,12 +354,12 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 	}
 	var matched, changed int64
 	err := db.within(ctx, func(ctx context.Context) error {
-		newest, err := admin.ListCalls(ctx, db.Pool, f, 1)
+		newest, err := admin.ListCalls(ctx, db.DB, f, 1)
 		if err != nil || len(newest) == 0 {
 			return err
 		}
 		f.Before = newest[0].ID + 1
-		matched, err = admin.CountCalls(ctx, db.Pool, f)
+		matched, err = admin.CountCalls(ctx, db.DB, f)
 		return err
 	})
 	if err == nil && matched > 0 {
@@ -387,7 +387,7 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 // page changes the newest calls of a filter, and has the filter go on behind them.
 func (c *change) page(ctx context.Context, db *database, f *admin.Filter) (changed int64, more bool, err error) {
 	const most = 500
-	calls, err := admin.ListCalls(ctx, db.Pool, *f, most)
+	calls, err := admin.ListCalls(ctx, db.DB, *f, most)
 	if err != nil {
 		return 0, false, err
 	}

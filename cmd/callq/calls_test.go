@@ -22,9 +22,9 @@ INSERT INTO call_queue (queue, status, attempts, failed_count, key, error_messag
 UPDATE call_queue SET dispatched_at = now() WHERE attempts > 0;
 INSERT INTO call_attempts (call_id, attempt, requests, code, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 SELECT id, 1, 1, CASE id WHEN 2 THEN 503 END, 1, now(), now(), now(), now(), CASE id WHEN 1 THEN 'done' ELSE 'error' END, 'pay', 'http', 'k', '[]' FROM call_queue WHERE id IN (1, 2);
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, token, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, token, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
 SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '30 s', CASE id WHEN 4 THEN now() END, CASE id WHEN 4 THEN 7 END, CASE id WHEN 4 THEN now() + interval '1 h' END,
-    CASE id WHEN 4 THEN 'w1' END, callq_epoch(), 'http', 'pay', 'http', 'k', '{}', '{}', '{}'
+    CASE id WHEN 4 THEN 'w1' END, callq.epoch(), 'http', 'pay', 'http', 'k', '{}', '{}', '{}'
 FROM call_queue WHERE id IN (4, 8)`
 
 // Every verb of calls: what it answers to good use, to an id that there is not, and to a bad flag.
@@ -118,7 +118,7 @@ func TestCallsCommands(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			for _, test := range uses {
-				w.exec(`TRUNCATE call_queue, call_attempts, call_open, call_flows, call_inbox RESTART IDENTITY;` + callsSQL)
+				w.exec(`TRUNCATE call_queue, call_attempts, callq.call_open, callq.call_flows, callq.call_inbox RESTART IDENTITY;` + callsSQL)
 				a := w.run(append([]string{"calls"}, strings.Fields(test.args)...)...)
 				if all := a.stdout + a.stderr; a.code != test.code || !strings.Contains(all, test.words) {
 					t.Errorf("%s: exit code %d, want %d with %q:\n%s", test.args, a.code, test.code, test.words, all)

@@ -283,9 +283,9 @@ func TestVerifySaysWhatWasSettledAbove(t *testing.T) {
 		SELECT 1, 1, 8, 12, at, at, at, at, 'done', 'q', 'mine', '', jsonb_build_array(
 			jsonb_build_object('limit', 'tokens', 'key', '', 'cost', 12, 'until', at))
 		FROM (SELECT finished_at FROM call_queue) q (at)`)
-	w.exec(`INSERT INTO call_limits (name, version, rate, window_size, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
-		VALUES ('tokens', 1, 10, '1 h', true, '1 s', '1 s', '{q}', now(), 'test', callq_epoch())`)
-	w.exec(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, slack, send_within, queues, applied_by)
+	w.exec(`INSERT INTO callq.call_limits (name, version, rate, window_size, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
+		VALUES ('tokens', 1, 10, '1 h', true, '1 s', '1 s', '{q}', now(), 'test', callq.epoch())`)
+	w.exec(`INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, slack, send_within, queues, applied_by)
 		VALUES ('tokens', 1, now() - interval '1 h', 10, '1 h', true, '1 s', '1 s', '{q}', 'test')`)
 	if out := w.do("verify"); !regexp.MustCompile(`8 of 10 +4\n`).MatchString(out) || !strings.Contains(out, "every rule holds") {
 		t.Errorf("verify says\n%s", out)
@@ -343,9 +343,9 @@ func TestStatus(t *testing.T) {
 func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`INSERT INTO call_clock_gains (at, by) VALUES (now(), '70 s')`)
-	w.exec(`INSERT INTO call_meta (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
-	w.exec(`INSERT INTO call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
+	w.exec(`INSERT INTO callq.call_clock_gains (at, by) VALUES (now(), '70 s')`)
+	w.exec(`INSERT INTO callq.call_meta (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
+	w.exec(`INSERT INTO callq.call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
 	out := w.do("verify")
 	has(t, out, "This rests on:", "arrived after 2026-11-01 00:00:00Z", "70 s at ", "api, by ann at ", "opened: the API was asked", "tables' owner")
 	if r := decode[verify.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {

@@ -54,7 +54,7 @@ func configCommand(a *app) *cobra.Command {
 			if db.cfg.File == "" { // without it no limit would hold
 				return usagef("no configuration file: name one with -c or CALLQ_CONFIG")
 			}
-			changes, err := policy.Apply(ctx, db.Pool, rules(db.cfg), operator())
+			changes, err := policy.Apply(ctx, db.DB, rules(db.cfg), operator())
 			return a.showChanges("configuration", db.cfg.File, changes, err)
 		}),
 	})

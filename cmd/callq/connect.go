@@ -19,6 +19,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
@@ -32,7 +33,8 @@ const (
 // database is what a command works on: a run of the program whose Postgres answers and has its schema.
 type database struct {
 	*app
-	*pgxpool.Pool
+	schema.DB
+	pool  *pgxpool.Pool
 	cfg   *config.Config
 	calls *callqueue.Client
 }
@@ -63,15 +65,25 @@ func (a *app) connected(settings map[string]string, do action) runE {
 			return err
 		}
 		defer pool.Close()
-		if err := a.awaitPostgres(ctx, cfg, pool); err != nil {
+		inSchemas := schemas(cfg).In(pool)
+		if err := a.awaitPostgres(ctx, cfg, inSchemas); err != nil {
 			return err
 		}
-		client, err := callqueue.New(pool, callqueue.MaxData(int(cfg.Calls.MaxData)))
+		client, err := newClient(cfg, pool)
 		if err != nil {
 			return err
 		}
-		return do(ctx, &database{a, pool, cfg, client}, args)
+		return do(ctx, &database{a, inSchemas, pool, cfg, client}, args)
 	}
+}
+
+// schemas are where callq stands in the database.
+func schemas(cfg *config.Config) schema.Names {
+	return schema.Names{Own: cfg.Postgres.Schema, Tables: cfg.Postgres.TableSchema}
+}
+
+func newClient(cfg *config.Config, pool *pgxpool.Pool) (*callqueue.Client, error) {
+	return callqueue.New(pool, callqueue.MaxData(int(cfg.Calls.MaxData)), callqueue.Schemas(cfg.Postgres.Schema, cfg.Postgres.TableSchema))
 }
 
 // within bounds what is asked of Postgres by --timeout.
@@ -174,14 +186,14 @@ func closePool(pool *pgxpool.Pool, log *slog.Logger) {
 
 // checkSchema returns nil when Postgres answers and has this program's schema. A producer's role may
 // not see the schema's version, and passes.
-func checkSchema(ctx context.Context, pool *pgxpool.Pool) error {
+func checkSchema(ctx context.Context, pool schema.DB) error {
 	if err := migrations.Check(ctx, pool); !isForbidden(err) {
 		return err
 	}
 	return nil
 }
 
-func (a *app) awaitPostgres(ctx context.Context, cfg *config.Config, pool *pgxpool.Pool) error {
+func (a *app) awaitPostgres(ctx context.Context, cfg *config.Config, pool schema.DB) error {
 	return a.await(ctx, "Postgres", cfg.Origin("postgres.url"), func(ctx context.Context) error { return checkSchema(ctx, pool) })
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/internal/web"
 	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
@@ -91,7 +92,7 @@ func (a *app) dispatchOnce(apply bool) runE {
 			if budgets != nil {
 				defer budgets.Close()
 			}
-			d, err := dispatcher.New(dispatcherConfig(db.cfg, servers{pool: db.Pool, redis: client, budgets: budgets, log: a.logger(db.cfg)}, apply))
+			d, err := dispatcher.New(dispatcherConfig(db.cfg, servers{pool: db.pool, redis: client, budgets: budgets, log: a.logger(db.cfg)}, apply))
 			if err != nil {
 				return err
 			}
@@ -124,7 +125,7 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 	s.metrics = registry
 	reloads := reloader{read: a.loadConfig, log: log, started: cfg, metrics: newDaemonMetrics(registry)}
 	if does.dispatcher {
-		registry.MustRegister(&gauges{pool: s.pool, log: log})
+		registry.MustRegister(&gauges{db: schemas(cfg).In(s.pool), log: log})
 	}
 	parts, err := makeParts(cfg, s, does, &reloads)
 	if err != nil {
@@ -232,6 +233,7 @@ func checks(ctx context.Context, s servers, parts []part) []web.Check {
 // servers are what every part of a daemon uses.
 type servers struct {
 	pool    *pgxpool.Pool
+	schemas schema.Names
 	redis   redis.UniversalClient
 	budgets redis.UniversalClient // their own; nil: the same
 	listen  *pgx.ConnConfig
@@ -241,7 +243,7 @@ type servers struct {
 
 // openServers makes the clients and does not connect.
 func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does roles) (s servers, err error) {
-	s.log = log
+	s.log, s.schemas = log, schemas(cfg)
 	if s.redis, err = openRedis(cfg); err != nil {
 		return s, err
 	}
@@ -265,8 +267,10 @@ func (s servers) close() {
 	}
 }
 
-func (s servers) askPostgres(ctx context.Context) error { return checkSchema(ctx, s.pool) }
-func (s servers) askRedis(ctx context.Context) error    { return s.redis.Ping(ctx).Err() }
+func (s servers) askPostgres(ctx context.Context) error {
+	return checkSchema(ctx, s.schemas.In(s.pool))
+}
+func (s servers) askRedis(ctx context.Context) error { return s.redis.Ping(ctx).Err() }
 
 // await returns true when Postgres, its schema and Redis are there, false when ctx ended first.
 func (s servers) await(ctx context.Context) bool {

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
@@ -21,6 +20,7 @@ import (
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/schema"
 )
 
 // demoVerdict is what the demo's API saw.
@@ -96,7 +96,11 @@ func (d demo) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := d.callAll(ctx, s.pool, parts, api); err != nil {
+	producer, err := newClient(cfg, s.pool)
+	if err != nil {
+		return err
+	}
+	if err := d.callAll(ctx, s.schemas.In(s.pool), producer, parts, api); err != nil {
 		return err
 	}
 	if d.keep {
@@ -108,7 +112,7 @@ func (d demo) run(ctx context.Context) (err error) {
 
 // callAll is the main job: queue the calls, run a dispatcher and a worker until all have ended,
 // then ask the API, and verify, what really happened.
-func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, parts []part, api *demoAPI) error {
+func (d demo) callAll(ctx context.Context, pool schema.DB, producer *callqueue.Client, parts []part, api *demoAPI) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -117,10 +121,6 @@ func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, parts []part, api
 	}()
 	defer func() { stop(nil); <-ended }()
 
-	producer, err := callqueue.New(pool)
-	if err != nil {
-		return err
-	}
 	calls := make([]callqueue.Call, d.calls)
 	for i := range calls {
 		calls[i] = callqueue.Call{Data: map[string]any{"method": "POST", "url": api.url, "json": map[string]int{"n": i}}}
@@ -137,7 +137,7 @@ func (d demo) callAll(ctx context.Context, pool *pgxpool.Pool, parts []part, api
 
 // watch shows progress until every call has ended, and returns how many are done. On a terminal it is a live line,
 // elsewhere now and then a new one.
-func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) (done int, err error) {
+func (d demo) watch(ctx context.Context, pool schema.DB, api *demoAPI) (done int, err error) {
 	begun := time.Now()
 	every, before, after := 250*time.Millisecond, "\r", " "
 	if !isTerminal(d.stderr) {
@@ -165,9 +165,9 @@ func (d demo) watch(ctx context.Context, pool *pgxpool.Pool, api *demoAPI) (done
 
 const demoCountSQL = `
 SELECT count(*) FILTER (WHERE status = 'done'), count(*) FILTER (WHERE status IN ('done', 'failed', 'cancelled'))
-FROM call_queue`
+FROM public.call_queue`
 
-func (d demo) verdict(ctx context.Context, pool *pgxpool.Pool, api *demoAPI, done int) error {
+func (d demo) verdict(ctx context.Context, pool schema.DB, api *demoAPI, done int) error {
 	v, _ := api.verdict()
 	v.Done = done
 	if err := d.show(v, func(w io.Writer) {

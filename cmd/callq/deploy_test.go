@@ -104,7 +104,7 @@ func (w world) onServer(roles string) world {
 // plain says that nothing of callq's runs as a superuser, and that its login may not change what is not a daemon's.
 func (w world) plain() {
 	w.t.Helper()
-	owners := one[[]string](w, `SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace = 'public'::regnamespace`)
+	owners := one[[]string](w, `SELECT array_agg(DISTINCT relowner::regrole::text) FROM pg_class WHERE relnamespace IN ('callq'::regnamespace, 'public'::regnamespace)`)
 	superusers := one[[]string](w, `SELECT array_agg(rolname::text) FROM pg_roles WHERE rolsuper`)
 	if !slices.Equal(owners, []string{"callq_owner"}) || !slices.Equal(superusers, []string{"postgres"}) {
 		w.t.Errorf("tables are of %q, and superusers are %q", owners, superusers)

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
@@ -103,7 +104,7 @@ func startOwn(ctx context.Context, pg local.Postgres, rd local.Redis, log *slog.
 	}
 	cfg, err := pgx.ParseConfig(own.Postgres)
 	if err == nil {
-		_, err = migrations.Up(ctx, cfg)
+		_, err = migrations.Up(ctx, cfg, schema.Names{})
 	}
 	if err != nil {
 		return nil, errors.Join(err, own.stop())

@@ -68,7 +68,7 @@ func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor
 	if err := a.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
 		return nil, err
 	}
-	return doctor.Postgres(ctx, pool)
+	return doctor.Postgres(ctx, schemas(cfg).In(pool))
 }
 
 func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []doctor.Finding, err error) {

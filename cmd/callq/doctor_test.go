@@ -33,8 +33,8 @@ func soundWorld(t *testing.T) world {
 	owner.postgres += "&role=callq_owner"
 	owner.do("migrate", "up")
 	sound.do("dispatch", "--once")
-	sound.exec(`INSERT INTO call_dispatchers SELECT 'd', 'host/1', hash, now() + interval '1 hour' FROM call_policies;
-		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+	sound.exec(`INSERT INTO callq.call_dispatchers SELECT 'd', 'host/1', hash, now() + interval '1 hour' FROM callq.call_policies;
+		INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{}', 10, now(), now() + interval '1 hour')`)
 	return w
 }
@@ -107,8 +107,8 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 	const dispatched = `; INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1)`
-	const open = `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs, started_at, deadline)
-		SELECT id, 1, 0, 1, 1, now(), now(), now() - interval '1 minute', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}', `
+	const open = `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs, started_at, deadline)
+		SELECT id, 1, 0, 1, 1, now(), now(), now() - interval '1 minute', callq.epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}', `
 	const late = `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
 		SELECT n, 1, 1, now(), now(), now(), CASE WHEN n % 5 = 0 THEN 'not_sent' ELSE 'done' END, 'default', 'http', '', '[]' FROM generate_series(1, 60) AS n`
 
@@ -127,32 +127,32 @@ func TestDoctor(t *testing.T) {
 			{sql(`ALTER FUNCTION enqueue_call OWNER TO postgres`), "owner", doctor.Note, "belong to a superuser, postgres", "docs/operating.md"},
 			{sql(`ALTER DATABASE own SET statement_timeout = '2s'`), "settings", doctor.Note, "cut short", "SET statement_timeout = 0"},
 			{func(w *world) { w.do("limits", "set", "api", "5/1h") }, "set by hand", doctor.Note, "limit api has a rate that an operator set", "callq limits reset api"},
-			{sql(`UPDATE call_limits SET known_at = now(), missing_until = now() + interval '1 hour'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
+			{sql(`UPDATE callq.call_limits SET known_at = now(), missing_until = now() + interval '1 hour'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
 			{func(w *world) { w.do("queues", "pause", "default") }, "set by hand", doctor.Note, "queue default is paused: by an operator", "callq queues resume default"},
 			{func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "set by hand", doctor.Note, "limit api, key acct_42 is paused: by an operator", "callq limits resume api --key acct_42"},
 		}},
 		{"no schema", exitFindings, []harmed{
-			{sql(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "the database has schema version 0", "callq migrate up"},
+			{sql(`DROP SCHEMA public CASCADE; DROP SCHEMA callq CASCADE; CREATE SCHEMA public`), "schema version", doctor.Problem, "the database has schema version 0", "callq migrate up"},
 		}},
 		{"an older schema", exitFindings, []harmed{
 			{func(w *world) { w.do("migrate", "down", "--yes") }, "schema version", doctor.Problem, "this callq needs", "callq migrate up"},
 		}},
 		{"a newer schema", exitFindings, []harmed{
-			{sql(`INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)`), "schema version", doctor.Problem, "version 99", "newer callq"},
+			{sql(`INSERT INTO callq.migrations (version_id, is_applied) VALUES (99, true)`), "schema version", doctor.Problem, "version 99", "newer callq"},
 		}},
 		{"another schema", exitFindings, []harmed{
-			{sql(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`), "schema", doctor.Problem, "call_queue: not what the migrations made", "callq migrate sql"},
-			{sql(`CREATE OR REPLACE FUNCTION callq_calls_inserted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`), "schema", doctor.Problem, "functions: not what the migrations made", "callq migrate sql"},
-			{sql(`DROP TABLE call_audit`), "schema", doctor.Problem, "call_audit: not what the migrations made", "callq migrate sql"},
+			{sql(`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`), "schema", doctor.Problem, "call_queue: trigger call_queue_inserted is CREATE TRIGGER call_queue_inserted", "callq migrate sql"},
+			{sql(`CREATE OR REPLACE FUNCTION callq.calls_inserted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`), "schema", doctor.Problem, "functions: calls_inserted() is ", "callq migrate sql"},
+			{sql(`DROP TABLE callq.call_audit`), "schema", doctor.Problem, "call_audit: column at is gone, and the migrations made it timestamp with time zone NOT NULL DEFAULT clock_timestamp()", "callq migrate sql"},
 		}},
 		{"clock behind", exitFindings, []harmed{
 			{later("-3 hours"), "clocks", doctor.Problem, "behind this machine's", "NTP"},
-			{sql(`UPDATE call_limits SET missing_until = now() + interval '1 hour'`), "limits", doctor.Problem, "limit api is shut until", "limits open"},
+			{sql(`UPDATE callq.call_limits SET missing_until = now() + interval '1 hour'`), "limits", doctor.Problem, "limit api is shut until", "limits open"},
 		}},
 		{"old snapshots", exitFindings, []harmed{
 			{func(w *world) { w.hold("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1"); later("1 hour")(w) }, "old snapshots", doctor.Problem, "idle in transaction: SELECT 1", "SELECT pg_terminate_backend("},
 			{func(w *world) {
-				w.exec(`BEGIN; INSERT INTO call_audit (by, what, name, change) VALUES ('', '', '', ''); PREPARE TRANSACTION 'it''s'`)
+				w.exec(`BEGIN; INSERT INTO callq.call_audit (by, what, name, change) VALUES ('', '', '', ''); PREPARE TRANSACTION 'it''s'`)
 				w.afterwards(`ROLLBACK PREPARED 'it''s'`)
 				later("1 hour")(w)
 			}, "old snapshots", doctor.Problem, "prepared transaction it's", "ROLLBACK PREPARED 'it''s';"},
@@ -167,10 +167,10 @@ func TestDoctor(t *testing.T) {
 		{"shared", exitFindings, []harmed{
 			{func(w *world) {
 				w.exec(`INSERT INTO call_queue (status, attempts) VALUES ('dispatched', 1);` + open + `now(), now() + interval '1 day' FROM call_queue`)
-				w.hold("BEGIN", "SELECT FROM call_open FOR SHARE")
-				w.hold("BEGIN", "SELECT FROM call_open FOR SHARE")
+				w.hold("BEGIN", "SELECT FROM callq.call_open FOR SHARE")
+				w.hold("BEGIN", "SELECT FROM callq.call_open FOR SHARE")
 				later("3 seconds")(w)
-			}, "held rows", doctor.Problem, "it is idle in transaction: SELECT FROM call_open FOR SHARE", "SELECT pg_terminate_backend("},
+			}, "held rows", doctor.Problem, "it is idle in transaction: SELECT FROM callq.call_open FOR SHARE", "SELECT pg_terminate_backend("},
 		}},
 		{"settings", exitFindings, []harmed{
 			{sql(`ALTER DATABASE own SET synchronous_commit = off`), "settings", doctor.Problem, "synchronous_commit is off", "ALTER DATABASE own SET synchronous_commit = on;"},
@@ -179,31 +179,31 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"nobody there", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (expires_at, error_message) VALUES (now(), 'callq cannot end it: not this one')`), "calls set aside", doctor.Problem, "call 1: callq cannot end it: not this one", "triggers"},
-			{sql(`DELETE FROM call_workers`), "workers", doctor.Problem, "no worker is alive", "callq work"},
-			{sql(`UPDATE call_dispatchers SET heartbeat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher is alive", "callq dispatch"},
-			{sql(`UPDATE call_limits SET complete_since = NULL`), "limits", doctor.Problem, "not yet counted", "dispatcher"},
+			{sql(`DELETE FROM callq.call_workers`), "workers", doctor.Problem, "no worker is alive", "callq work"},
+			{sql(`UPDATE callq.call_dispatchers SET heartbeat_at = now() - interval '7 s'`), "dispatchers", doctor.Problem, "no dispatcher is alive", "callq dispatch"},
+			{sql(`UPDATE callq.call_limits SET complete_since = NULL`), "limits", doctor.Problem, "not yet counted", "dispatcher"},
 		}},
 		{"they differ", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `NULL, NULL FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts were handed over", "callq maintain sweep"},
-			{sql(`INSERT INTO call_dispatchers VALUES ('b', 'host/2', 'other', now() + interval '1 hour')`), "rules", doctor.Problem, "another configuration than the one in force", "callq config apply"},
-			{sql(`UPDATE call_workers SET http = '{"hosts": []}'; INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), heartbeat_at, '{"hosts": ["x"]}' FROM call_workers`), "http settings", doctor.Problem, "on http_task.hosts (w: []; b: [\"x\"]): a call goes where any of them may send it", "SIGHUP"},
+			{sql(`INSERT INTO callq.call_dispatchers VALUES ('b', 'host/2', 'other', now() + interval '1 hour')`), "rules", doctor.Problem, "another configuration than the one in force", "callq config apply"},
+			{sql(`UPDATE callq.call_workers SET http = '{"hosts": []}'; INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), heartbeat_at, '{"hosts": ["x"]}' FROM callq.call_workers`), "http settings", doctor.Problem, "on http_task.hosts (w: []; b: [\"x\"]): a call goes where any of them may send it", "SIGHUP"},
 			{sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
 			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
-			{sql(`UPDATE call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
-			{sql(`INSERT INTO call_usage VALUES ('api', '', now() + interval '30 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
+			{sql(`UPDATE callq.call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
+			{sql(`INSERT INTO callq.call_usage VALUES ('api', '', now() + interval '30 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
 		}},
 		{"a label", exitFindings, []harmed{
-			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "1 handlers run for longer than their queue's timeout", "--status dispatched"},
-			{sql(`UPDATE call_queues SET label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
+			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE callq.call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "1 handlers run for longer than their queue's timeout", "--status dispatched"},
+			{sql(`UPDATE callq.call_queues SET label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
 		}},
 		{"calls astray", exitFindings, []harmed{
-			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "1 calls are dispatched without an open attempt", "UPDATE call_queue SET status = 'new' WHERE id IN (1)"},
+			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "1 calls are dispatched without an open attempt", "UPDATE public.call_queue SET status = 'new' WHERE id IN (1)"},
 			{sql(`SET session_replication_role = replica; INSERT INTO call_queue (status, unique_key) VALUES ('done', 'order-1'); RESET session_replication_role`), "keys of ended calls", doctor.Problem, "1 ended calls hold their unique key", "SET unique_key = NULL WHERE id IN ("},
-			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM call_inbox`), "calls in no flow", doctor.Problem, "1 calls wait and are in no flow", "callq maintain sweep"},
-			{sql(`INSERT INTO call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "1 flows do not add up", "callq maintain sweep"},
-			{sql(`UPDATE call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "1 waiting calls cost more than limit api has in all", "callq limits reset api, or callq calls cancel"},
+			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM callq.call_inbox`), "calls in no flow", doctor.Problem, "1 calls wait and are in no flow", "callq maintain sweep"},
+			{sql(`INSERT INTO callq.call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "1 flows do not add up", "callq maintain sweep"},
+			{sql(`UPDATE callq.call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "1 waiting calls cost more than limit api has in all", "callq limits reset api, or callq calls cancel"},
 			{sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},
-			{sql(`ALTER TABLE call_audit SET (autovacuum_enabled = off); INSERT INTO call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
+			{sql(`ALTER TABLE callq.call_audit SET (autovacuum_enabled = off); INSERT INTO callq.call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM callq.call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
 		}},
 		{"overdue", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now(), now() - interval '1 minute' FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts are past their deadline", "callq maintain sweep"},

@@ -76,8 +76,13 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 	if err != nil {
 		return nil, nil, err
 	}
+	client, err := newClient(cfg, pool)
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
 	handler, err := console.New(console.Config{
-		Pool: pool, Timeout: pageWithin, Logger: log,
+		Pool: schemas(cfg).In(pool), Client: client, Timeout: pageWithin, Logger: log,
 		Explain: func(err error) (away bool, text string) { return isUnreachable(err), explained(err) },
 	})
 	if err != nil {

@@ -41,7 +41,7 @@ func limitsCommand(a *app) *cobra.Command {
 			Use: "reset LIMIT", Short: "Put the configuration's rate in force again",
 			Args: cobra.ExactArgs(1),
 			RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-				changes, err := policy.Reset(ctx, db.Pool, args[0], operator())
+				changes, err := policy.Reset(ctx, db.DB, args[0], operator())
 				return a.showChanges("limit", args[0], changes, err)
 			}),
 		},
@@ -122,7 +122,7 @@ func limitsSetCommand(a *app) *cobra.Command {
 			if err != nil {
 				return usagef("%w", err)
 			}
-			changes, err := policy.Override(ctx, db.Pool, args[0], rate, operator())
+			changes, err := policy.Override(ctx, db.DB, args[0], rate, operator())
 			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
@@ -142,7 +142,7 @@ func limitsOpenCommand(a *app) *cobra.Command {
 			if strings.TrimSpace(reason) == "" {
 				return usagef("--reason: it is empty: say why you know that nothing was sent which callq does not know of")
 			}
-			changes, err := policy.Open(ctx, db.Pool, args[0], reason, operator())
+			changes, err := policy.Open(ctx, db.DB, args[0], reason, operator())
 			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}

@@ -37,7 +37,7 @@ func published(t *testing.T) world {
 func TestOperatorsOfLimits(t *testing.T) {
 	t.Parallel()
 	w := published(t)
-	w.exec(`INSERT INTO call_remotes (limit_name, most, remaining, reset_at, answered_at) VALUES ('sockets', 4, 3, now() + interval '1 h', now())`)
+	w.exec(`INSERT INTO callq.call_remotes (limit_name, most, remaining, reset_at, answered_at) VALUES ('sockets', 4, 3, now() + interval '1 h', now())`)
 	cases := []struct {
 		args string
 		code int
@@ -119,10 +119,10 @@ func TestOperatorsOfLimits(t *testing.T) {
 func TestLimitsOpen(t *testing.T) {
 	t.Parallel()
 	w, _ := published(t).withRedis()
-	w.exec(`UPDATE call_limits SET complete_since = now(), per_key = false`)
-	w.exec(`UPDATE call_limit_versions SET per_key = false`)
-	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = now() WHERE name = 'stripe'`)
-	w.exec(`INSERT INTO call_usage VALUES ('stripe', '', now() - interval '1 min', 1, 96)`)
+	w.exec(`UPDATE callq.call_limits SET complete_since = now(), per_key = false`)
+	w.exec(`UPDATE callq.call_limit_versions SET per_key = false`)
+	w.exec(`UPDATE callq.call_limits SET missing_until = now() + interval '10 s', known_at = now() WHERE name = 'stripe'`)
+	w.exec(`INSERT INTO callq.call_usage VALUES ('stripe', '', now() - interval '1 min', 1, 96)`)
 	w.exec(`INSERT INTO call_queue (queue, cost) VALUES ('payments', 5)`)
 	const missing = "4 units that may be missing and count as used until "
 	say := func(words map[string]string) {
@@ -150,7 +150,7 @@ func TestLimitsOpen(t *testing.T) {
 		t.Error(out)
 	}
 	has(t, w.run("verify").stdout, "who opened limits by hand knew ", "opened: the switch was clean")
-	w.exec(`UPDATE call_limits SET missing_until = now() + interval '10 s', known_at = NULL WHERE name = 'stripe'`)
+	w.exec(`UPDATE callq.call_limits SET missing_until = now() + interval '10 s', known_at = NULL WHERE name = 'stripe'`)
 	say(map[string]string{
 		"limits list": "shut: what it has used may be missing until ", "calls why 1": "limit stripe is shut: what it has used may be missing until ",
 		"doctor": "limit stripe is shut until ",
@@ -173,7 +173,7 @@ queues:
   q: {limits: [bursty, cps, speeds, account]}
   n: {limits: [nightly]}
 `
-	w.exec(`INSERT INTO call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
+	w.exec(`INSERT INTO callq.call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
 	w.exec(`INSERT INTO call_queue (queue, key) SELECT 'n', 'acct_1' FROM generate_series(1, 5)`)
 	for range 3 { // the second finds the limits counted
 		w.do("dispatch", "--once")
@@ -218,7 +218,7 @@ func TestHoursAreShown(t *testing.T) {
 	w.config = fmt.Sprintf("limits: {api: {rate: 1/h}, other: {rate: 1/h}, sockets: {concurrency: 3}}\n"+
 		"queues: {shut: {limits: [api], hours: %q}, open: {limits: [other], hours: %q}, free: {limits: [sockets]}}\n", shut, open)
 	w.exec(`INSERT INTO call_queue (queue) SELECT queue FROM unnest('{shut,open,free}'::text[]) AS q (queue), generate_series(1, 20)`)
-	w.exec(`INSERT INTO call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
+	w.exec(`INSERT INTO callq.call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
 	for range 3 { // the second finds the limits counted
 		w.do("dispatch", "--once")
 	}
@@ -258,6 +258,6 @@ func TestHoursAreShown(t *testing.T) {
 	w.do("queues", "pause", "shut", "--reason", "incident")
 	w.answers(exitDone, "queues list", "paused: incident, "+until)
 
-	w.exec(`UPDATE call_queues SET hours = '09:00-10:00 Mars/Olympus' WHERE name = 'shut'`)
+	w.exec(`UPDATE callq.call_queues SET hours = '09:00-10:00 Mars/Olympus' WHERE name = 'shut'`)
 	w.answers(exitDone, "queues list", "open in hours whose zone is not known here: 09:00-10:00 Mars/Olympus")
 }

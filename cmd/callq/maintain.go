@@ -24,7 +24,7 @@ func maintainCommand(a *app) *cobra.Command {
 			Long: "Show how large callq's tables are, and how much of them is dead. `callq doctor` says who keeps vacuum from\n" +
 				"removing dead rows, and `callq maintain retention --dry-run` what is old enough to be removed.",
 			RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
-				tables, err := doctor.Tables(ctx, db.Pool)
+				tables, err := doctor.Tables(ctx, db.DB)
 				return sizes("TABLE").show(a, tables, err)
 			}),
 		},
@@ -52,7 +52,7 @@ func retentionCommand(a *app) *cobra.Command {
 			if dryRun {
 				verb, purge = "would remove", maintenance.DryRun
 			}
-			r, err := purge(ctx, db.Pool, maintenance.Retention(db.cfg.Retention))
+			r, err := purge(ctx, db.DB, maintenance.Retention(db.cfg.Retention))
 			if err != nil {
 				return err
 			}
@@ -77,7 +77,9 @@ started or that Redis lost, expired calls, limits to open. It also repairs the b
 claim would find are put back in line. That reads all calls. Nothing is claimed or published.`,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 			return db.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
-				d, err := dispatcher.New(dispatcher.Config{Pool: db.Pool, Redis: client, Logger: db.logger(db.cfg)})
+				d, err := dispatcher.New(dispatcher.Config{
+					Pool: db.pool, Schema: db.cfg.Postgres.Schema, TableSchema: db.cfg.Postgres.TableSchema, Redis: client, Logger: db.logger(db.cfg),
+				})
 				if err != nil {
 					return err
 				}
@@ -109,11 +111,11 @@ or run: pause the queues, and let what runs end.`,
 				return vacuumFull(ctx, db, dryRun)
 			}
 			if !dryRun {
-				if err := maintenance.Vacuum(ctx, db.Pool); err != nil {
+				if err := maintenance.Vacuum(ctx, db.DB); err != nil {
 					return err
 				}
 			}
-			tables, err := doctor.Tables(ctx, db.Pool)
+			tables, err := doctor.Tables(ctx, db.DB)
 			return sizes("TABLE").show(a, tables, err)
 		}),
 	}
@@ -123,10 +125,10 @@ or run: pause the queues, and let what runs end.`,
 }
 
 func vacuumFull(ctx context.Context, db *database, dryRun bool) error {
-	if err := maintenance.Analyze(ctx, db.Pool); err != nil {
+	if err := maintenance.Analyze(ctx, db.DB); err != nil {
 		return err
 	}
-	tables, err := doctor.Tables(ctx, db.Pool)
+	tables, err := doctor.Tables(ctx, db.DB)
 	if err != nil {
 		return err
 	}
@@ -142,7 +144,7 @@ func vacuumFull(ctx context.Context, db *database, dryRun bool) error {
 // writeAnew refuses while calls run: how they end could not be recorded.
 func writeAnew(ctx context.Context, db *database, tables []doctor.Table) error {
 	var open int64
-	if err := db.QueryRow(ctx, `SELECT count(*) FROM call_open`).Scan(&open); err != nil {
+	if err := db.QueryRow(ctx, `SELECT count(*) FROM callq.call_open`).Scan(&open); err != nil {
 		return fmt.Errorf("see what runs: %w", err)
 	}
 	if open > 0 {
@@ -156,7 +158,7 @@ func writeAnew(ctx context.Context, db *database, tables []doctor.Table) error {
 	if err := db.confirm(ctx, fmt.Sprintf("Lock %s, and write them anew?", strings.Join(names, ", "))); err != nil {
 		return err
 	}
-	err := maintenance.VacuumFull(ctx, db.Pool, names)
+	err := maintenance.VacuumFull(ctx, db.DB, names)
 	if hasCode(err, "55P03") {
 		err = fmt.Errorf("%w; somebody uses the table: try again, or see `callq doctor` for who holds it", err)
 	}

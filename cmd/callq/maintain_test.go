@@ -38,13 +38,13 @@ func TestVacuumFull(t *testing.T) {
 	w.do("enqueue") // what waits is no matter
 	w.refuses(exitUsage, "Lock call_attempts, and write them anew? this cannot be undone", "maintain", "vacuum", "--full")
 	w.exec(`UPDATE call_queue SET status = 'dispatched';
-		INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '1 minute', callq_epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM call_queue`)
+		INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT id, 1, 0, 1, 1, now(), now(), now() + interval '1 minute', callq.epoch(), 'http', 'default', 'http', '', '{}', '{}', '{}' FROM call_queue`)
 	w.refuses(exitFailed, "handed over or run (1)", "maintain", "vacuum", "--full", "--yes")
 	if again := full("--dry-run"); len(again) != 1 {
 		t.Errorf("it was refused, and done: %+v", again)
 	}
-	w.exec(`DELETE FROM call_open`)
+	w.exec(`DELETE FROM callq.call_open`)
 	if got := full("--yes"); len(got) != 1 {
 		t.Errorf("it wrote %+v anew", got)
 	}
@@ -97,7 +97,7 @@ func TestSweep(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
 	w.do("enqueue")
-	w.exec(`DELETE FROM call_inbox`)
+	w.exec(`DELETE FROM callq.call_inbox`)
 	w.do("dispatch", "--once")
 	if got := w.get("1"); got.Status != "new" {
 		t.Fatalf("without its news, the call is %s", got.Status)

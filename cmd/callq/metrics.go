@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/schema"
 )
 
 // daemonMetrics are of the process itself.
@@ -48,8 +48,8 @@ func (m *daemonMetrics) reloaded(err error) {
 
 // gauges reads limits and queues from Postgres for each scrape. While Postgres is away they are missing, and callq_gauges_up is 0.
 type gauges struct {
-	pool *pgxpool.Pool
-	log  *slog.Logger
+	db  schema.DB
+	log *slog.Logger
 
 	mu   sync.Mutex // scrapes that come together share a reading
 	at   time.Time
@@ -146,7 +146,7 @@ func (g *gauges) read() *admin.Gauges {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), gaugesWithin)
 	defer cancel()
-	read, err := admin.ReadGauges(ctx, g.pool)
+	read, err := admin.ReadGauges(ctx, g.db)
 	if err != nil {
 		g.log.DebugContext(ctx, "gauges not read", "err", err)
 		read = nil

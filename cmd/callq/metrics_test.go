@@ -34,7 +34,7 @@ func TestMetricsTable(t *testing.T) {
 	registry, cfg := prometheus.NewRegistry(), config.Default()
 	s := servers{pool: pool, redis: redis.NewClient(&redis.Options{}), log: slog.New(slog.DiscardHandler), metrics: registry}
 	newDaemonMetrics(registry)
-	registry.MustRegister(&gauges{pool: pool, log: s.log})
+	registry.MustRegister(&gauges{db: pool, log: s.log})
 	_, err = makeParts(cfg, s, roles{dispatcher: true, worker: true}, &reloader{})
 	must(t, err)
 
@@ -91,7 +91,7 @@ queues: {pay: {limits: [api, one], max_attempts: 1, on_refused: retry}, off: {li
 	w.call(busy.URL, "--queue", "pay", "--in", "1h")
 	w.do("limits", "pause", "off", "--reason", "test")
 	w.do("enqueue", "--queue", "nowhere")
-	w.exec(`INSERT INTO call_remotes (limit_name, most, remaining, reset_at, answered_at, lowered) VALUES ('api', 9, 0, now() + interval '1 h', now(), 2)`)
+	w.exec(`INSERT INTO callq.call_remotes (limit_name, most, remaining, reset_at, answered_at, lowered) VALUES ('api', 9, 0, now() + interval '1 h', now(), 2)`)
 	shows(`callq_limit_remote_limit{limit="api"} 9`, `callq_limit_remote_remaining{limit="api"} 0`, `callq_limit_lowered_units{limit="api"} 2`)
 	shows(`callq_limit_waiting_calls{limit="api"} 2`, `callq_limit_units{limit="api"} 3`, `callq_limit_next_unit_seconds{limit="api"} 3`,
 		`callq_limit_next_unit_seconds{limit="one"} 0`, `callq_limit_next_unit_seconds{limit="off"} +Inf`, `callq_limit_used{limit="idle"} 0`,

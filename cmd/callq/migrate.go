@@ -8,14 +8,16 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
 func migrateCommand(a *app) *cobra.Command {
-	type step func(context.Context, *pgx.ConnConfig) ([]migrations.Migration, error)
+	type step func(context.Context, *pgx.ConnConfig, schema.Names) ([]migrations.Migration, error)
 	verb := func(name, short, none string, run step) *cobra.Command {
-		return &cobra.Command{Use: name, Short: short, RunE: a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
-			list, err := run(ctx, conn)
+		return &cobra.Command{Use: name, Short: short, RunE: a.migrating(func(ctx context.Context, cfg *config.Config, conn *pgx.ConnConfig) error {
+			list, err := run(ctx, conn, schemas(cfg))
 			if err == nil && len(list) == 0 {
 				fmt.Fprintln(a.stderr, none)
 			}
@@ -36,7 +38,11 @@ func migrateCommand(a *app) *cobra.Command {
 		&cobra.Command{
 			Use: "sql", Short: "Print what up would run on an empty database, for other tools",
 			RunE: func(*cobra.Command, []string) error {
-				_, err := io.WriteString(a.stdout, migrations.SQL())
+				cfg, err := a.loadConfig()
+				if err != nil {
+					return err
+				}
+				_, err = io.WriteString(a.stdout, migrations.SQL(schemas(cfg)))
 				return err
 			},
 		},
@@ -55,7 +61,11 @@ up, as often as you like. If that owner may not create roles, it says what an ad
   callq migrate roles --print | less
   psql -c "CREATE ROLE shop LOGIN PASSWORD '…' IN ROLE callq_producer"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			sql, err := migrations.RolesSQL(prefix)
+			cfg, err := a.loadConfig()
+			if err != nil {
+				return err
+			}
+			sql, err := migrations.RolesSQL(prefix, schemas(cfg))
 			if err != nil {
 				return usagef("--prefix: %w", err)
 			}
@@ -63,7 +73,7 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 				_, err := io.WriteString(a.stdout, sql)
 				return err
 			}
-			return a.migrating(func(ctx context.Context, conn *pgx.ConnConfig) error {
+			return a.migrating(func(ctx context.Context, _ *config.Config, conn *pgx.ConnConfig) error {
 				err := migrations.GrantRoles(ctx, conn, sql)
 				return table[string]{"ROLE", func(role string) []any { return []any{role} }}.show(a, migrations.Roles(prefix), err)
 			})(cmd, args)
@@ -76,7 +86,7 @@ up, as often as you like. If that owner may not create roles, it says what an ad
 
 // migrating runs a verb once Postgres answers. --timeout bounds the wait alone: a migration takes
 // what it takes.
-func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE {
+func (a *app) migrating(verb func(context.Context, *config.Config, *pgx.ConnConfig) error) runE {
 	return func(cmd *cobra.Command, _ []string) error {
 		cfg, err := a.loadConfig()
 		if err != nil {
@@ -99,6 +109,6 @@ func (a *app) migrating(verb func(context.Context, *pgx.ConnConfig) error) runE 
 		}); err != nil {
 			return err
 		}
-		return verb(ctx, conn)
+		return verb(ctx, cfg, conn)
 	}
 }

@@ -79,7 +79,7 @@ func pauseCommand(a *app, what string) *cobra.Command {
 					return usagef("--until %s has passed", until.Format(time.RFC3339))
 				}
 			}
-			recalled, err := ledger.Pause(ctx, db.Pool, pause)
+			recalled, err := ledger.Pause(ctx, db.DB, pause)
 			change := fmt.Sprintf("%s: paused, %d unstarted attempts recalled", pausable(what, pause.Name, pause.Key), recalled)
 			return a.showChanges(what, pause.Name, []string{change}, err)
 		}),
@@ -100,7 +100,7 @@ func resumeCommand(a *app, what string) *cobra.Command {
 		Long: "End a pause. A pause of one key (--key) and a pause of all calls are separate.",
 		Args: cobra.ExactArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-			was, err := ledger.Resume(ctx, db.Pool, what, args[0], key, operator())
+			was, err := ledger.Resume(ctx, db.DB, what, args[0], key, operator())
 			var changes []string
 			if was {
 				changes = []string{pausable(what, args[0], key) + ": resumed"}

@@ -83,7 +83,8 @@ func (r *reloader) reload(ctx context.Context) {
 func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Config {
 	now := settings(cfg)
 	return dispatcher.Config{
-		Pool: s.pool, Redis: s.redis, Budgets: s.budgets, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
+		Pool: s.pool, Schema: cfg.Postgres.Schema, TableSchema: cfg.Postgres.TableSchema,
+		Redis: s.redis, Budgets: s.budgets, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
 		Policy: now.Policy, Schedule: now.Schedule, Retention: now.Retention,
 		Apply: apply, MaxData: int64(cfg.Calls.MaxData),
 	}
@@ -153,7 +154,8 @@ func workerConfig(cfg *config.Config, s servers) (tasks.Config, error) {
 		secrets[name] = tasks.Secret{Value: value, Hosts: cfg.HTTPTask.Secrets[name].Hosts}
 	}
 	return tasks.Config{
-		Pool: s.pool, Redis: s.redis, Budgets: s.budgets, Logger: s.log, Metrics: s.metrics,
+		Pool: s.pool, Schema: cfg.Postgres.Schema, TableSchema: cfg.Postgres.TableSchema,
+		Redis: s.redis, Budgets: s.budgets, Logger: s.log, Metrics: s.metrics,
 		Concurrency: cfg.Worker.Concurrency, Labels: cfg.Worker.Labels, ShutdownTimeout: cfg.Worker.ShutdownTimeout,
 		HTTP: &tasks.HTTPConfig{
 			Hosts: cfg.HTTPTask.Hosts, PrivateHosts: cfg.HTTPTask.PrivateHosts, AllowPrivate: cfg.HTTPTask.AllowPrivate,

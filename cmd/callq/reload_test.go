@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/budget"
@@ -259,6 +260,7 @@ func TestParts(t *testing.T) {
 	must(t, os.WriteFile(secret, []byte(" hidden\n"), 0o600))
 	searchRule := budget.Rule{Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, Shape: budget.Shape{PerKey: true}}
 	cfg := &config.Config{
+		Postgres: config.Postgres{Schema: "own", TableSchema: "theirs"},
 		Limits: map[string]config.Limit{"api": {
 			Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second, Per: "key", Hosts: []string{"h"},
 			RetryAfter: time.Minute, Windows: []config.Window{
@@ -303,8 +305,10 @@ func TestParts(t *testing.T) {
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3},
 		MaxData:   1000,
+		Schema:    "own", TableSchema: "theirs",
 	}
 	wantWorker := tasks.Config{
+		Schema: "own", TableSchema: "theirs",
 		Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5,
 		HTTP: &tasks.HTTPConfig{
 			Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all",
@@ -314,7 +318,7 @@ func TestParts(t *testing.T) {
 	s := servers{} // its typed nil must not hide: Redis is set by it alone
 	got := dispatcherConfig(cfg, s, false)
 	got.Redis = nil
-	if diff := cmp.Diff(wantDispatcher, got); diff != "" {
+	if diff := cmp.Diff(wantDispatcher, got, cmpopts.IgnoreUnexported(dispatcher.Config{})); diff != "" {
 		t.Errorf("dispatcher: %s", diff)
 	}
 	gotWorker, err := workerConfig(cfg, s)

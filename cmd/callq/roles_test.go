@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/url"
 	"regexp"
 	"strings"
 	"testing"
@@ -90,10 +89,10 @@ func TestMigrateRoles(t *testing.T) {
 	// What was granted besides goes.
 	viewer := one
 	viewer.postgres = pgtest.NewLogin(t, one.postgres, prefix+"_viewer")
-	one.exec("GRANT ALL ON call_queue, call_audit TO " + prefix + "_viewer")
-	viewer.exec("UPDATE call_audit SET by = 'me'")
+	one.exec("GRANT ALL ON call_queue, callq.call_audit TO " + prefix + "_viewer")
+	viewer.exec("UPDATE callq.call_audit SET by = 'me'")
 	one.do("migrate", "roles", "--prefix", prefix)
-	if _, err := viewer.connect().Exec(t.Context(), "UPDATE call_audit SET by = 'me'"); err == nil {
+	if _, err := viewer.connect().Exec(t.Context(), "UPDATE callq.call_audit SET by = 'me'"); err == nil {
 		t.Error("a privilege that was granted besides is still there")
 	}
 
@@ -118,14 +117,19 @@ func TestMigrateRolesWithoutCreateRole(t *testing.T) {
 	admin, owner := w, w
 	admin.exec("CREATE ROLE " + prefix + "_owner")
 	owner.postgres = pgtest.NewLogin(t, w.postgres, prefix+"_owner")
-	admin.exec(`DROP SCHEMA public CASCADE; CREATE SCHEMA "Calls"; GRANT ALL ON SCHEMA "Calls" TO ` + prefix + `_owner`)
-	owner.postgres = withSearchPath(t, owner.postgres)
-	owner.do("migrate", "up")
-
-	for _, from := range []string{"let an administrator run ", "let its owner run "} {
-		a := owner.run("migrate", "roles", "--prefix", prefix)
-		_, rest, found := strings.Cut(a.stderr, from)
-		missing, _, _ := strings.Cut(rest, " and then")
+	admin.exec(`DROP SCHEMA callq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA "Calls"; GRANT ALL ON SCHEMA "Calls" TO ` + prefix + `_owner`)
+	owner.config = "postgres: {table_schema: Calls}\n"
+	for _, step := range []struct{ command, from, to string }{
+		{"migrate up", "let an administrator run ", ";"},
+		{"migrate roles --prefix " + prefix, "let an administrator run ", " and then"},
+		{"migrate roles --prefix " + prefix, "let its owner run ", " and then"},
+	} {
+		if step.command != "migrate up" {
+			owner.do("migrate", "up")
+		}
+		a := owner.run(strings.Fields(step.command)...)
+		_, rest, found := strings.Cut(a.stderr, step.from)
+		missing, _, _ := strings.Cut(rest, step.to)
 		if a.code != exitFailed || !found {
 			t.Fatalf("exit code %d, %s", a.code, a.stderr)
 		}
@@ -133,21 +137,11 @@ func TestMigrateRolesWithoutCreateRole(t *testing.T) {
 	}
 	owner.do("migrate", "roles", "--prefix", prefix)
 	producer := owner
-	producer.postgres = withSearchPath(t, pgtest.NewLogin(t, w.postgres, prefix+"_producer"))
-	producer.exec("INSERT INTO call_queue (queue) VALUES ('a') RETURNING id")
-	producer.exec("SELECT id FROM enqueue_call('http', unique_key => 'u')")
+	producer.postgres = pgtest.NewLogin(t, w.postgres, prefix+"_producer")
+	producer.exec(`INSERT INTO "Calls".call_queue (queue) VALUES ('a') RETURNING id`)
+	producer.exec(`SELECT id FROM "Calls".enqueue_call('http', unique_key => 'u')`)
 	owner.do("verify")
 	for range migrations.Version() {
 		owner.do("migrate", "down", "--yes")
 	}
-}
-
-func withSearchPath(t *testing.T, database string) string {
-	t.Helper()
-	u, err := url.Parse(database)
-	must(t, err)
-	q := u.Query()
-	q.Set("search_path", `"Calls"`)
-	u.RawQuery = q.Encode()
-	return u.String()
 }

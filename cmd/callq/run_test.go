@@ -173,8 +173,11 @@ func (w world) done(id string) {
 	})
 }
 
-// empty takes the schema away.
-func (w world) empty() { w.t.Helper(); w.exec(`DROP SCHEMA public CASCADE; CREATE SCHEMA public`) }
+// empty takes the schemas away.
+func (w world) empty() {
+	w.t.Helper()
+	w.exec(`DROP SCHEMA public CASCADE; DROP SCHEMA callq CASCADE; CREATE SCHEMA public`)
+}
 
 // buffer may be written and read at once.
 type buffer struct {
@@ -293,7 +296,7 @@ func TestCommands(t *testing.T) {
 		{"migrate up, nothing to do", up, "migrate up", 0, "nothing to apply"},
 		{"migrate status", up, "migrate status -o jsonl", 0, `"file":"00001_calls.sql","applied":true`},
 		{"migrate down, nobody to ask", up, "migrate down", 2, "--yes"},
-		{"migrate sql", nothing, "migrate sql", 0, "CREATE TABLE call_queue"},
+		{"migrate sql", nothing, "migrate sql", 0, "CREATE TABLE public.call_queue"},
 		{"dispatch --once", up, "dispatch --once", 0, ""},
 		{"dispatch --once, Redis away", noRedisWorld, "dispatch --once --timeout 2s", 5, "Redis cannot be reached, tried for 2s"},
 		{"health, nowhere to ask", world{t: t, config: "http: {listen: off}"}, "health --ready", 2, "http.listen is off"},
@@ -421,7 +424,7 @@ func TestSchemaIsChecked(t *testing.T) {
 		{"missing", "status", "version 0, and this callq needs", world.empty},
 		{"old", "calls list", old, func(w world) { w.do("migrate", "down", "--yes") }},
 		{"new", "enqueue", "use a newer callq", func(w world) {
-			w.exec("INSERT INTO callq_migrations (version_id, is_applied) VALUES (99, true)")
+			w.exec("INSERT INTO callq.migrations (version_id, is_applied) VALUES (99, true)")
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -212,13 +212,13 @@ func TestHandedBack(t *testing.T) {
 	p := w.spawn("serve") // which claims more than it has slots, for they are all free
 	receive(t, arrived, "the first runs")
 	receive(t, arrived, "the second runs")
-	if n := one[int](w, `SELECT count(*) FROM call_open`); n <= 2 {
+	if n := one[int](w, `SELECT count(*) FROM callq.call_open`); n <= 2 {
 		t.Errorf("%d attempts are open, want more than the 2 that run", n)
 	}
 	p.send(syscall.SIGTERM)
 	p.exits(exitDone)
 	back := one[int](w, `SELECT count(*) FROM call_attempts WHERE outcome = 'not_sent'`)
-	if open := one[int](w, `SELECT count(*) FROM call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 {
+	if open := one[int](w, `SELECT count(*) FROM callq.call_open WHERE started_at IS NOT NULL`); open != 0 || back == 0 {
 		t.Errorf("%d attempts went back, %d are open\n%s", back, open, p.log)
 	}
 }

@@ -57,7 +57,7 @@ func watchStatus(ctx context.Context, db *database) error {
 // showStatus shows a screen. What comes before it is for people too.
 func showStatus(ctx context.Context, db *database, before string) error {
 	return db.within(ctx, func(ctx context.Context) error {
-		s, err := admin.ReadStatus(ctx, db.Pool)
+		s, err := admin.ReadStatus(ctx, db.DB)
 		if err != nil {
 			return err
 		}

@@ -17,13 +17,13 @@ import (
 func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 	t.Parallel()
 	w := published(t)
-	w.exec(`UPDATE call_queues SET label = 'ip-a';
+	w.exec(`UPDATE callq.call_queues SET label = 'ip-a';
 		INSERT INTO call_queue (queue) VALUES ('payments');
-		INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+		INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
 	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait in queue payments\n"
 	has(t, w.do("status"), says)
-	w.exec(`UPDATE call_workers SET labels = '{ip-b,ip-a}'`)
+	w.exec(`UPDATE callq.call_workers SET labels = '{ip-b,ip-a}'`)
 	if text := w.do("status"); strings.Contains(text, "no live worker") {
 		t.Errorf("status says\n%s", text)
 	}
@@ -34,7 +34,7 @@ func TestForecastCommand(t *testing.T) {
 	w := published(t)
 	w.exec(`INSERT INTO call_queue (queue, key) SELECT 'payments', CASE WHEN i <= 250 THEN 'big' ELSE 'small' END FROM generate_series(1, 300) i;
 		UPDATE call_queue SET cost = 2;
-		UPDATE call_limits SET complete_since = now();
+		UPDATE callq.call_limits SET complete_since = now();
 		INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
 		VALUES (1, 1, 2, now(), now(), now() + interval '3 s', 'done', 'payments', 'http', 'big', '[]')`)
 	rows := decode[[]admin.Forecast](t, w.do("limits", "forecast", "-o", "json"))
@@ -58,14 +58,14 @@ func TestForesight(t *testing.T) {
 	}
 	w.exec(`INSERT INTO call_queue (queue, key, priority, run_at) VALUES ('pay', 'k', 5, now() + interval '20 h')`)
 	w.exec(`INSERT INTO call_queue (queue) VALUES ('shut')`)
-	w.exec(`INSERT INTO call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
+	w.exec(`INSERT INTO callq.call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
 	for range 3 { // the second finds the limits counted
 		w.do("dispatch", "--once")
 	}
-	w.exec(`INSERT INTO call_dispatchers VALUES ('d', 'd', '', now() + interval '1 h')`)
+	w.exec(`INSERT INTO callq.call_dispatchers VALUES ('d', 'd', '', now() + interval '1 h')`)
 	w.do("limits", "pause", "other")
 	var open int64
-	must(t, w.connect().QueryRow(t.Context(), `SELECT call_id FROM call_open WHERE queue = 'pay'`).Scan(&open))
+	must(t, w.connect().QueryRow(t.Context(), `SELECT call_id FROM callq.call_open WHERE queue = 'pay'`).Scan(&open))
 	if open != 4 {
 		t.Fatalf("call %d was claimed first, want 4: the first of key a", open)
 	}
@@ -130,16 +130,16 @@ func TestWhy(t *testing.T) {
 	has("5", "limit_full", "no_worker", "no_dispatcher")
 	has("7", "no_worker", "no_dispatcher")
 	has("8", "no_queue", "no_dispatcher")
-	w.exec(`INSERT INTO call_workers VALUES ('w1', 'http', '{http}', '{}', 4, now(), now() + interval '1 h')`)
-	w.exec(`INSERT INTO call_dispatchers VALUES ('d', 'd', '', now() + interval '1 h')`)
+	w.exec(`INSERT INTO callq.call_workers VALUES ('w1', 'http', '{http}', '{}', 4, now(), now() + interval '1 h')`)
+	w.exec(`INSERT INTO callq.call_dispatchers VALUES ('d', 'd', '', now() + interval '1 h')`)
 	has("1", "handed_over")
 	has("3", "limit_full")
 	has("7", "no_worker")
-	w.exec(`UPDATE call_workers SET labels = '{ip-a}'`)
+	w.exec(`UPDATE callq.call_workers SET labels = '{ip-a}'`)
 	has("7", "next")
 
 	// A unit that will come free, an hour after its start.
-	w.exec(`UPDATE call_open SET started_at = now() - interval '50 min', overtaken_at = now() - interval '50 min', deadline = now() + interval '1 h', worker = 'w1' WHERE call_id IN (1, 2)`)
+	w.exec(`UPDATE callq.call_open SET started_at = now() - interval '50 min', overtaken_at = now() - interval '50 min', deadline = now() + interval '1 h', worker = 'w1' WHERE call_id IN (1, 2)`)
 	has("1", "running")
 	if r := why("3").Reasons; len(r) != 1 || r[0].Until == nil || time.Until(*r[0].Until).Round(time.Minute) != 10*time.Minute {
 		t.Errorf("a limit that opens in ten minutes: %+v", r)
@@ -164,7 +164,7 @@ func TestStatusWatch(t *testing.T) {
 			var out, errs buffer
 			code := make(chan int, 1)
 			environ := w.environ()
-			w.exec(`INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
+			w.exec(`INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'p', '{t}', '{}', 1, now(), now()) ON CONFLICT DO NOTHING`)
 			go func() {
 				code <- runCode(ctx, []string{"status", "--watch", "-o", output}, strings.NewReader(""), &out, &errs, environ)
 			}()

@@ -26,7 +26,7 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
   callq verify --since 24h
   callq verify --since 2026-11-01T00:00:00Z -o json`,
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-			report, err := verify.Run(ctx, db.Pool, options)
+			report, err := verify.Run(ctx, db.DB, options)
 			if err != nil {
 				return err
 			}

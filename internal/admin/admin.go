@@ -20,7 +20,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 )
 
-// Pool begins transactions, as a *pgxpool.Pool does.
+// Pool begins transactions, as a schema.DB does.
 type Pool interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }

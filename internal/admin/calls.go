@@ -67,7 +67,7 @@ type Call struct {
 func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, error) {
 	where, args := f.where()
 	args["limit"] = max(limit, 0)
-	newest := `SELECT c.id FROM call_queue c WHERE ` + where + ` ORDER BY c.id DESC LIMIT @limit`
+	newest := `SELECT c.id FROM public.call_queue c WHERE ` + where + ` ORDER BY c.id DESC LIMIT @limit`
 	return Collect[Call](ctx, db, "list calls", listSQL+` WHERE id = ANY (ARRAY(`+newest+`)) ORDER BY id DESC`, args)
 }
 
@@ -75,20 +75,20 @@ func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, 
 const listSQL = `
 WITH years (first, last) AS (VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z'))
 SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
-    EXISTS (SELECT FROM call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
+    EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message,
-    (SELECT a.code FROM call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS code,
+    (SELECT a.code FROM public.call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS code,
     least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
     least(greatest(created_at, first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
     CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at
-FROM call_queue c, years`
+FROM public.call_queue c, years`
 
 // CountCalls returns how many calls fit the filter. It goes through all calls, unless the filter asks only for
 // dispatched or failed ones.
 func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
 	where, args := f.where()
-	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls", `SELECT count(*) FROM call_queue c WHERE `+where, args)
+	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls", `SELECT count(*) FROM public.call_queue c WHERE `+where, args)
 	if err != nil {
 		return 0, err
 	}
@@ -106,7 +106,7 @@ func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	only := func(status callqueue.Status) bool { return slices.Equal(f.Statuses, []callqueue.Status{status}) }
 	and(len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])")
 	and(only(callqueue.StatusFailed), "c.failed_at IS NOT NULL") // call_queue_failed_idx
-	and(only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM call_open)")
+	and(only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM callq.call_open)")
 	and(f.Queue != "", "coalesce(c.queue, 'default') = @queue::text")
 	and(f.Task != "", "coalesce(c.task, 'http') = @task::text")
 	and(f.Key != nil, "coalesce(c.key, '') = @key::text")
@@ -114,9 +114,9 @@ func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	refusals := !slices.ContainsFunc(f.Codes, func(code int16) bool { return code >= 200 && code <= 299 })
 	switch {
 	case len(f.Codes) > 0 && refusals: // call_attempts_refused_idx
-		and(true, "c.id IN (SELECT call_id FROM call_attempts WHERE code = ANY(@codes::smallint[]) AND code NOT BETWEEN 200 AND 299)")
+		and(true, "c.id IN (SELECT call_id FROM public.call_attempts WHERE code = ANY(@codes::smallint[]) AND code NOT BETWEEN 200 AND 299)")
 	case len(f.Codes) > 0:
-		and(true, "EXISTS (SELECT FROM call_attempts a WHERE a.call_id = c.id AND a.code = ANY(@codes::smallint[]))")
+		and(true, "EXISTS (SELECT FROM public.call_attempts a WHERE a.call_id = c.id AND a.code = ANY(@codes::smallint[]))")
 	}
 	return sql, pgx.NamedArgs{
 		"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "codes": f.Codes, "before": f.Before,
@@ -149,10 +149,10 @@ func ReadAttempts(ctx context.Context, db ledger.DB, id int64) ([]Attempt, error
 const attemptsSQL = `
 SELECT attempt, outcome, claimed_at, started_at, nullif(arrived_by, ` + limit.UnknownSQL + `) AS arrived_by,
     CASE WHEN arrived_by = ` + limit.UnknownSQL + ` THEN 'unknown' ELSE proof END AS proof, finished_at, cost, settled, code, took_ms, worker, error, charged
-FROM call_attempts WHERE call_id = $1 AND attempt > 0
+FROM public.call_attempts WHERE call_id = $1 AND attempt > 0
 UNION ALL
 SELECT attempt, '', claimed_at, started_at, NULL, NULL, NULL, cost, NULL, NULL, NULL, worker, NULL, '[]'
-FROM call_open WHERE call_id = $1
+FROM callq.call_open WHERE call_id = $1
 ORDER BY attempt`
 
 // Arrived is ArrivedBy in words.

@@ -27,8 +27,8 @@ CROSS JOIN LATERAL (SELECT CASE
     WHEN i < 160 THEN 'dispatched' ELSE 'done' END AS status) s`
 
 const openAllSQL = `
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
-SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id % 2 WHEN 0 THEN now() END, callq_epoch(), 'http', 'q', 'http', '', '{}', '{}', '{}'
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE id % 2 WHEN 0 THEN now() END, callq.epoch(), 'http', 'q', 'http', '', '{}', '{}', '{}'
 FROM call_queue WHERE status = 'dispatched' OR id = 10` // cancelled while it ran
 
 // waitsSQL has calls wait again, of which some are cancelled and some are moved.
@@ -136,7 +136,7 @@ func fits(f Filter, c Call) bool {
 func filled(t *testing.T, n int) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `CREATE OR REPLACE FUNCTION callq_refuse_call(queue text, task text, key text, max_attempts integer)
+	if _, err := pool.Exec(t.Context(), `CREATE OR REPLACE FUNCTION callq.refuse_call(queue text, task text, key text, max_attempts integer)
 		RETURNS boolean LANGUAGE sql AS 'SELECT true'`); err != nil {
 		t.Fatal(err)
 	}

@@ -133,15 +133,15 @@ type mostOf struct {
 
 const mostOfSQL = `
 SELECT l.name, m.key, m.calls::bigint AS of_key
-FROM call_limits l
+FROM callq.call_limits l
 CROSS JOIN LATERAL (
     SELECT key, sum(calls) AS calls
     FROM (
-        SELECT queue, key, calls FROM call_flows WHERE calls > 0
+        SELECT queue, key, calls FROM callq.call_flows WHERE calls > 0
         UNION ALL
-        SELECT queue, key, calls FROM call_inbox WHERE calls > 0 AND keys IS NULL
+        SELECT queue, key, calls FROM callq.call_inbox WHERE calls > 0 AND keys IS NULL
         UNION ALL
-        SELECT queue, k.key, 1 FROM call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
+        SELECT queue, k.key, 1 FROM callq.call_inbox CROSS JOIN LATERAL unnest(keys) AS k (key)
     ) b
     WHERE queue = ANY(l.queues)
     GROUP BY key

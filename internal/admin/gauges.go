@@ -100,31 +100,31 @@ const queueGaugesSQL = `
 WITH waiting AS (
     SELECT queue, sum(due) AS due, sum(scheduled) AS scheduled
     FROM (
-        SELECT queue, sum(calls) AS due, 0 AS scheduled FROM call_flows WHERE calls > 0 GROUP BY queue
+        SELECT queue, sum(calls) AS due, 0 AS scheduled FROM callq.call_flows WHERE calls > 0 GROUP BY queue
         UNION ALL
         SELECT queue, sum(calls) FILTER (WHERE at <= now()), sum(calls) FILTER (WHERE at > now())
-        FROM call_inbox WHERE calls > 0 GROUP BY queue
+        FROM callq.call_inbox WHERE calls > 0 GROUP BY queue
     ) b
     GROUP BY queue
 ), oldest AS (
     SELECT queue, min(at) AS at
     FROM (
         SELECT s.queue, s.at
-        FROM call_queues q
-        CROSS JOIN LATERAL (SELECT * FROM call_flows WHERE queue = q.name AND calls > 0 ORDER BY calls DESC LIMIT 50) f
-        JOIN call_segments s ON s.queue = f.queue AND s.key = f.key AND s.priority = f.priority AND s.task = f.task AND s.seq = f.head
+        FROM callq.call_queues q
+        CROSS JOIN LATERAL (SELECT * FROM callq.call_flows WHERE queue = q.name AND calls > 0 ORDER BY calls DESC LIMIT 50) f
+        JOIN callq.call_segments s ON s.queue = f.queue AND s.key = f.key AND s.priority = f.priority AND s.task = f.task AND s.seq = f.head
         UNION ALL
-        SELECT queue, at FROM call_inbox WHERE calls > 0
+        SELECT queue, at FROM callq.call_inbox WHERE calls > 0
     ) b
     GROUP BY queue
 ), open AS (
     SELECT queue, count(*) FILTER (WHERE started_at IS NULL) AS dispatched, count(*) FILTER (WHERE started_at IS NOT NULL) AS running
-    FROM call_open GROUP BY queue
+    FROM callq.call_open GROUP BY queue
 )
 SELECT coalesce(q.name, '') AS name, coalesce(sum(w.due), 0)::bigint AS due, coalesce(sum(w.scheduled), 0)::bigint AS scheduled,
     coalesce(sum(o.dispatched), 0)::bigint AS dispatched, coalesce(sum(o.running), 0)::bigint AS running,
     CASE WHEN sum(w.due) > 0 THEN greatest(0, extract(epoch FROM now() - min(nullif(f.at, '-infinity')))) ELSE 0 END::float8 AS oldest_due
-FROM call_queues q
+FROM callq.call_queues q
 FULL JOIN waiting w ON w.queue = q.name
 FULL JOIN open o ON o.queue = coalesce(q.name, w.queue)
 LEFT JOIN oldest f ON f.queue = w.queue

@@ -182,14 +182,14 @@ SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_c
     WHEN p.spell IS NULL AND p.name IS NOT NULL THEN 'paused: ' || p.reason
     WHEN p.until > clock_timestamp() THEN 'refused: ' || p.reason
     WHEN p.name IS NOT NULL THEN 'probed: one call goes before the others, for ' || p.reason
-    WHEN l.epoch <> callq_epoch() THEN '` + shutFailover + `'
+    WHEN l.epoch <> callq.epoch() THEN '` + shutFailover + `'
     WHEN l.complete_since IS NULL THEN '` + shutCounting + `'
     ELSE 'open' END AS state,
     CASE WHEN p.until < clock_timestamp() THEN clock_timestamp() + interval '2 s' WHEN p.until < 'infinity' THEN p.until END AS shut_until,
-    (SELECT count(*) FROM call_pauses k
+    (SELECT count(*) FROM callq.call_pauses k
      WHERE k.what = 'limit' AND k.name = l.name AND k.key <> '' AND k.until > clock_timestamp()) AS paused_keys
-FROM call_limits l
-LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND (p.until > clock_timestamp() OR p.spell IS NOT NULL)
+FROM callq.call_limits l
+LEFT JOIN callq.call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = '' AND (p.until > clock_timestamp() OR p.spell IS NOT NULL)
 WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ORDER BY l.name`
 
@@ -212,18 +212,18 @@ type usage struct {
 const usageSQL = `
 WITH asked AS (
     SELECT l.*, a.since, shape ->> 'algorithm' = 'token_bucket' AS by_charge
-    FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN call_limits l USING (name)
+    FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN callq.call_limits l USING (name)
 ), open AS ( -- the units of open attempts
     SELECT u.name, u.key, u.cost, CASE WHEN o.epoch <> a.epoch THEN u.cost ELSE 0 END AS former,
         CASE WHEN until < 'infinity' THEN greatest(o.started_at, CASE a.proof WHEN 'later' THEN o.overtaken_at ELSE o.acked_at END)
             WHEN a.proof = 'later' AND o.started_at IS NOT NULL AND o.send_within IS NOT NULL THEN greatest(o.started_at, now() - interval '250 ms') END AS freed_at,
         CASE WHEN a.by_charge THEN least(until, now() + interval '100 years')
             WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now())) END AS until, false AS in_doubt
-    FROM call_open o
+    FROM callq.call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN asked a ON a.name = u.name
     CROSS JOIN LATERAL (
-        SELECT callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, a.anchor, a.epoch, a.slack,
+        SELECT callq.occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, a.anchor, a.epoch, a.slack,
             a.proof) AS until
     ) x
     WHERE x.until > since AND ($3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END)
@@ -235,7 +235,7 @@ WITH asked AS (
     SELECT a.name, fullest.key
     FROM asked a
     CROSS JOIN LATERAL (
-        SELECT key FROM call_usage WHERE limit_name = a.name AND bucket > a.since
+        SELECT key FROM callq.call_usage WHERE limit_name = a.name AND bucket > a.since
         GROUP BY key ORDER BY sum(used) DESC LIMIT 1
     ) fullest
     WHERE a.per_key AND $3 IS NULL AND NOT $4
@@ -247,7 +247,7 @@ WITH asked AS (
         u.bucket = ` + limit.UnknownSQL + `
     FROM keys k
     JOIN asked a ON a.name = k.name
-    JOIN call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
+    JOIN callq.call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
 )
 SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, sum(former)::bigint AS former, coalesce(sum(cost) FILTER (WHERE in_doubt), 0)::bigint AS in_doubt,
     min(freed_at) AS freed_at, array_agg(until) FILTER (WHERE until IS NOT NULL) AS until, array_agg(cost) FILTER (WHERE until IS NOT NULL) AS costs
@@ -346,10 +346,10 @@ func (r *reader) history(what, name string) History {
 
 const pausesSQL = `
 SELECT what, name, key, nullif(until, 'infinity') AS until, reason, at, by, spell IS NOT NULL AS refused
-FROM call_pauses
+FROM callq.call_pauses
 WHERE until > clock_timestamp()`
 
-const auditSQL = `SELECT at, by, change FROM call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
+const auditSQL = `SELECT at, by, change FROM callq.call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
 
 // keysPaused is what a state adds where keys are paused alone.
 func keysPaused(n int64) string {

@@ -12,10 +12,10 @@ import (
 func TestFullestKey(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, shape, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		SELECT name, 1, 1000, span, shape, true, '1 s', '1 s', '{q}', now(), '', callq_epoch(), now()
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, shape, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		SELECT name, 1, 1000, span, shape, true, '1 s', '1 s', '{q}', now(), '', callq.epoch(), now()
 		FROM (VALUES ('each', '1 h'::interval, '{}'::jsonb), ('bucket', '20 h', '{"algorithm": "token_bucket", "period": "1h", "burst": 1000}')) AS l (name, span, shape)`)
-	exec(t, pool, `INSERT INTO call_usage SELECT name, key, now() - n * interval '10 ms', 0, used
+	exec(t, pool, `INSERT INTO callq.call_usage SELECT name, key, now() - n * interval '10 ms', 0, used
 		FROM (VALUES ('each'), ('bucket')) AS l (name)
 		CROSS JOIN (SELECT 'full' AS key, 700 AS used, 1 AS n UNION ALL SELECT 'u' || i, 1, i FROM generate_series(1, 2000) i) k`)
 	limits, err := ReadLimits(t.Context(), pool)
@@ -27,8 +27,8 @@ func TestFullestKey(t *testing.T) {
 			t.Errorf("of %s %d are occupied, want 700", l.Name, l.Occupied)
 		}
 	}
-	exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT i, 1, 0, i, 400, now(), now(), now(), callq_epoch(), 'http', 'q', 'http', 'u8', '{each}', '{u8}', '{400}' FROM generate_series(1, 2) i`)
+	exec(t, pool, `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT i, 1, 0, i, 400, now(), now(), now(), callq.epoch(), 'http', 'q', 'http', 'u8', '{each}', '{u8}', '{400}' FROM generate_series(1, 2) i`)
 	limits, err = ReadLimits(t.Context(), pool)
 	if err != nil || limits[1].Occupied != 801 {
 		t.Errorf("of another key 801 are occupied, 800 of them by open attempts: %+v, %v", limits, err)
@@ -43,9 +43,9 @@ func TestFullestKey(t *testing.T) {
 func TestUsageOfOneKey(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		SELECT name, 1, 1000, '1 h', true, '1 s', '1 s', '{q}', now(), '', callq_epoch(), now() FROM unnest('{each,other}'::text[]) AS l (name)`)
-	exec(t, pool, `INSERT INTO call_usage SELECT 'each', 'u' || i, now(), 0, 1 FROM generate_series(1, 30000) i`)
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		SELECT name, 1, 1000, '1 h', true, '1 s', '1 s', '{q}', now(), '', callq.epoch(), now() FROM unnest('{each,other}'::text[]) AS l (name)`)
+	exec(t, pool, `INSERT INTO callq.call_usage SELECT 'each', 'u' || i, now(), 0, 1 FROM generate_series(1, 30000) i`)
 	exec(t, pool, `VACUUM ANALYZE`)
 	settings := map[string]string{"jit": "off", "plan_cache_mode": "force_custom_plan"}
 	if n := pgtest.Work(t, pool, settings, usageSQL, "'{each,other}'", "ARRAY[now() - interval '1 h', now() - interval '1 h']", "'u7'", "false", "false"); n > 2000 {
@@ -119,14 +119,14 @@ func TestProblemBehindNotes(t *testing.T) {
 func TestStateOfARefusedLimit(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		VALUES ('api', 1, 10, '1 h', '1 s', '1 s', '{q}', now(), '', callq_epoch(), now())`)
-	exec(t, pool, `INSERT INTO call_pauses (what, name, until, reason, at, by, spell) VALUES ('limit', 'api', now() + interval '1 min', 'call 5: 429', now(), 'w', '1 s')`)
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		VALUES ('api', 1, 10, '1 h', '1 s', '1 s', '{q}', now(), '', callq.epoch(), now())`)
+	exec(t, pool, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by, spell) VALUES ('limit', 'api', now() + interval '1 min', 'call 5: 429', now(), 'w', '1 s')`)
 	for _, c := range []struct{ sql, state, cause string }{
 		{`SELECT`, "refused: call 5: 429 until 20", "refused"},
-		{`UPDATE call_pauses SET until = now() - interval '1 s'`, "probed: one call goes before the others, for call 5: 429 until 20", "refused"},
-		{`UPDATE call_pauses SET spell = NULL`, "open", ""},
-		{`UPDATE call_pauses SET until = 'infinity', reason = 'an incident'`, "paused: an incident", "paused"},
+		{`UPDATE callq.call_pauses SET until = now() - interval '1 s'`, "probed: one call goes before the others, for call 5: 429 until 20", "refused"},
+		{`UPDATE callq.call_pauses SET spell = NULL`, "open", ""},
+		{`UPDATE callq.call_pauses SET until = 'infinity', reason = 'an incident'`, "paused: an incident", "paused"},
 	} {
 		exec(t, pool, c.sql)
 		limits, err := ReadLimits(t.Context(), pool)

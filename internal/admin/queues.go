@@ -119,24 +119,24 @@ WITH waiting AS (
 ), open AS (
     SELECT queue AS name, count(*) FILTER (WHERE started_at IS NULL) AS dispatched,
         count(*) FILTER (WHERE started_at IS NOT NULL) AS running
-    FROM call_open GROUP BY 1
+    FROM callq.call_open GROUP BY 1
 ), failed AS (
     SELECT name, count(*) AS failed
-    FROM (SELECT coalesce(queue, 'default') AS name FROM call_queue WHERE failed_at > now() - interval '24 hours') c
+    FROM (SELECT coalesce(queue, 'default') AS name FROM public.call_queue WHERE failed_at > now() - interval '24 hours') c
     GROUP BY name
-    ORDER BY name IN (SELECT name FROM call_queues) DESC, failed DESC, name
-    LIMIT 100 + (SELECT count(*) FROM call_queues)
+    ORDER BY name IN (SELECT name FROM callq.call_queues) DESC, failed DESC, name
+    LIMIT 100 + (SELECT count(*) FROM callq.call_queues)
 ), pauses AS (
     SELECT name, min(reason) FILTER (WHERE key = '') AS paused,
         nullif(min(until) FILTER (WHERE key = ''), 'infinity') AS paused_until,
         count(*) FILTER (WHERE key <> '') AS paused_keys
-    FROM call_pauses WHERE what = 'queue' AND until > clock_timestamp() GROUP BY name
+    FROM callq.call_pauses WHERE what = 'queue' AND until > clock_timestamp() GROUP BY name
 )
 SELECT name, q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits,
     coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due, coalesce(waiting - due, 0) AS scheduled,
     coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running, coalesce(failed, 0) AS failed,
     paused, paused_until, coalesce(paused_keys, 0) AS paused_keys, coalesce(hours, '') AS hours
-FROM call_queues q
+FROM callq.call_queues q
 FULL JOIN waiting USING (name)
 FULL JOIN open USING (name)
 FULL JOIN failed USING (name)
@@ -181,24 +181,24 @@ const waitingSQL = `
 WITH waiting AS (
     SELECT queue, task, sum(calls)::bigint AS waiting, coalesce(sum(due), 0)::bigint AS due
     FROM ( -- each is summed up by itself, which several processes of Postgres share
-        SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM call_flows WHERE calls > 0 GROUP BY queue, task
+        SELECT queue, task, sum(calls) AS calls, sum(calls) AS due FROM callq.call_flows WHERE calls > 0 GROUP BY queue, task
         UNION ALL
         SELECT queue, task, sum(calls), sum(calls) FILTER (WHERE at <= (SELECT clock_timestamp()))
-        FROM call_inbox WHERE calls > 0 GROUP BY queue, task
+        FROM callq.call_inbox WHERE calls > 0 GROUP BY queue, task
     ) b
     GROUP BY queue, task
 ), pairs AS (
     SELECT w.*, coalesce(q.label, '') AS label, q.name IS NOT NULL AS configured, EXISTS (
-        SELECT FROM call_workers k
-        WHERE callq_alive(k.heartbeat_at) AND w.task = ANY(k.tasks) AND (coalesce(q.label, '') = '' OR q.label = ANY(k.labels))
+        SELECT FROM callq.call_workers k
+        WHERE callq.alive(k.heartbeat_at) AND w.task = ANY(k.tasks) AND (coalesce(q.label, '') = '' OR q.label = ANY(k.labels))
     ) AS handled
-    FROM waiting w LEFT JOIN call_queues q ON q.name = w.queue
+    FROM waiting w LEFT JOIN callq.call_queues q ON q.name = w.queue
 ), named AS MATERIALIZED (SELECT * FROM pairs ORDER BY configured AND handled DESC, waiting DESC, queue, task LIMIT 1000)
 SELECT queue, task, label, waiting, due, handled
 FROM named n
 WHERE configured AND handled OR EXISTS (
-    SELECT FROM (SELECT id FROM call_backlog b WHERE b.queue = n.queue AND b.task = n.task LIMIT 1000) first
-    JOIN call_queue c ON c.id = first.id AND c.status IN ('new', 'error'))
+    SELECT FROM (SELECT id FROM callq.call_backlog b WHERE b.queue = n.queue AND b.task = n.task LIMIT 1000) first
+    JOIN public.call_queue c ON c.id = first.id AND c.status IN ('new', 'error'))
 ORDER BY waiting DESC, task, queue`
 
 // nobody says that no worker takes the calls of a task in queues with a label.

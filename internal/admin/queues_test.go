@@ -93,9 +93,9 @@ func TestReadWaiting(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 
-			exec(t, pool, `INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch)
+			exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch)
 				VALUES ('l', 1, 1, '1 h', true, '1 s', '1 s', '{a,b}', now(), '', '')`)
-			exec(t, pool, `INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+			exec(t, pool, `INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 				SELECT name, '{l}', '', 3, '1 s', '1 m', '1 m', 'retry' FROM unnest('{a,b}'::text[]) q (name)`)
 			var most Forecast
 			if err := pool.QueryRow(t.Context(), `SELECT key, count(*), (SELECT count(*) FROM call_queue)
@@ -120,9 +120,9 @@ func TestReadWaiting(t *testing.T) {
 func TestManyUnknownQueues(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+	exec(t, pool, `INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 		VALUES ('known', '{}', '', 3, '1 s', '1 m', '1 m', 'retry')`)
-	exec(t, pool, `INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'http', '{http}', '{}', 1, now(), now() + interval '1 h')`)
+	exec(t, pool, `INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) VALUES ('w', 'http', '{http}', '{}', 1, now(), now() + interval '1 h')`)
 	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'unknown-' || i FROM generate_series(1, 5000) i`)
 	exec(t, pool, `INSERT INTO call_queue (queue, task) SELECT 'known', 'task-' || i FROM generate_series(1, 500) i`)
 	exec(t, pool, `INSERT INTO call_queue (queue) SELECT 'known' FROM generate_series(1, 3)`)

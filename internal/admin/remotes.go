@@ -40,7 +40,7 @@ func (r *reader) remotes(limits []Limit) {
 const remotesSQL = `
 SELECT r.limit_name, r.key, r.most, r.remaining, r.reset_at, CASE WHEN r.reset_at > clock_timestamp() THEN r.lowered END AS lowered
 FROM unnest($1::text[], $2::text[]) AS a (name, key)
-JOIN call_remotes r ON r.limit_name = a.name AND r.key = a.key
+JOIN callq.call_remotes r ON r.limit_name = a.name AND r.key = a.key
 WHERE r.answered_at > clock_timestamp() - interval '1 day'`
 
 // remains is what the API has left; nil: it does not say, or its limit was reset since.

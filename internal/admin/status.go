@@ -69,9 +69,9 @@ type Worker struct {
 
 const workersSQL = `
 SELECT w.id, w.pool, w.tasks, w.labels, w.slots, w.started_at, w.heartbeat_at,
-    callq_alive(w.heartbeat_at) AS live, count(o.call_id) AS running
-FROM call_workers w
-LEFT JOIN call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
+    callq.alive(w.heartbeat_at) AS live, count(o.call_id) AS running
+FROM callq.call_workers w
+LEFT JOIN callq.call_open o ON o.worker = w.id AND o.started_at IS NOT NULL
 GROUP BY w.id
 ORDER BY live DESC, w.id`
 
@@ -88,14 +88,14 @@ type Oldest struct {
 const oldestSQL = `
 SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
-    (SELECT queue, at, ids FROM call_segments
-     WHERE at <= coalesce((SELECT at FROM (SELECT at FROM call_segments LIMIT 10000) s ORDER BY at LIMIT 1 OFFSET 29), 'infinity')
+    (SELECT queue, at, ids FROM callq.call_segments
+     WHERE at <= coalesce((SELECT at FROM (SELECT at FROM callq.call_segments LIMIT 10000) s ORDER BY at LIMIT 1 OFFSET 29), 'infinity')
      ORDER BY at LIMIT 30)
     UNION ALL
-    (SELECT queue, at, ids FROM call_inbox WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
+    (SELECT queue, at, ids FROM callq.call_inbox WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
 ) first
 CROSS JOIN LATERAL unnest(first.ids[:1000]) AS i (id)
-JOIN call_queue q ON q.id = i.id
+JOIN public.call_queue q ON q.id = i.id
 WHERE q.status IN ('new', 'error') AND coalesce(q.run_at, q.created_at) <= clock_timestamp()
 ORDER BY due_at, q.id
 LIMIT 1`
@@ -141,16 +141,16 @@ func (r *reader) budgets() []Budget {
 }
 
 const budgetsSQL = `SELECT name, rate, window_size, burst, shape, on_outage, applied_at, applied_by,
-    (SELECT jsonb_object_agg(q.name, q.needs->b.name) FROM call_queues q WHERE q.needs ? b.name) AS needed_by
-FROM call_budgets b ORDER BY name`
+    (SELECT jsonb_object_agg(q.name, q.needs->b.name) FROM callq.call_queues q WHERE q.needs ? b.name) AS needed_by
+FROM callq.call_budgets b ORDER BY name`
 
 // Of secrets workers tell names and hosts, never a value.
 const httpSettingsSQL = `
 SELECT format('http_task.%s (%s)', key, string_agg(who || ': ' || value, '; ' ORDER BY since, value)) AS text
 FROM (
     SELECT s.key, s.value::text AS value, string_agg(w.id, ', ' ORDER BY w.started_at, w.id) AS who, min(w.started_at) AS since
-    FROM call_workers w CROSS JOIN jsonb_each(w.http) s
-    WHERE callq_alive(w.heartbeat_at)
+    FROM callq.call_workers w CROSS JOIN jsonb_each(w.http) s
+    WHERE callq.alive(w.heartbeat_at)
     GROUP BY 1, 2
 ) s
 GROUP BY key HAVING count(*) > 1

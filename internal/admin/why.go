@@ -100,20 +100,20 @@ func (c *circumstances) foresight(r *reader) (f Foresight) {
 
 const openSQL = `
 SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
-    (SELECT count(*) FROM call_workers w WHERE w.pool = o.pool AND callq_alive(w.heartbeat_at)) AS takers
-FROM call_open o WHERE call_id = $1`
+    (SELECT count(*) FROM callq.call_workers w WHERE w.pool = o.pool AND callq.alive(w.heartbeat_at)) AS takers
+FROM callq.call_open o WHERE call_id = $1`
 
 const surroundingsSQL = `
 WITH takers AS (
-    SELECT id, slots FROM call_workers LEFT JOIN call_queues ON name = $1
-    WHERE callq_alive(heartbeat_at) AND $2::text = ANY(tasks) AND (coalesce(label, '') = '' OR label = ANY(labels))
+    SELECT id, slots FROM callq.call_workers LEFT JOIN callq.call_queues ON name = $1
+    WHERE callq.alive(heartbeat_at) AND $2::text = ANY(tasks) AND (coalesce(label, '') = '' OR label = ANY(labels))
 )
 SELECT q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits, coalesce(label, '') AS label,
     coalesce(hours, '') AS hours, fit, slots,
-    (SELECT count(*) FROM call_open o JOIN takers t ON t.id = o.worker WHERE o.started_at IS NOT NULL) AS running,
-    (SELECT count(*) FROM call_dispatchers WHERE callq_alive(heartbeat_at)) AS dispatchers
+    (SELECT count(*) FROM callq.call_open o JOIN takers t ON t.id = o.worker WHERE o.started_at IS NOT NULL) AS running,
+    (SELECT count(*) FROM callq.call_dispatchers WHERE callq.alive(heartbeat_at)) AS dispatchers
 FROM (SELECT count(*) AS fit, coalesce(sum(slots), 0) AS slots FROM takers) w
-LEFT JOIN call_queues q ON q.name = $1`
+LEFT JOIN callq.call_queues q ON q.name = $1`
 
 const callPausesSQL = pausesSQL + `
   AND (what = 'queue' AND name = $2 AND key IN ('', $1) OR what = 'limit' AND name = ANY($3) AND key = $1 AND key <> '')

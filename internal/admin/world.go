@@ -43,15 +43,15 @@ const worldQueuesSQL = `
 WITH recent AS (
     SELECT queue, avg(coalesce(settled, cost))::float8 AS cost, avg(extract(epoch FROM finished_at - started_at))::float8 AS seconds,
         percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM arrived_by - claimed_at)) AS lag
-    FROM call_attempts
-    WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM call_queue)
+    FROM public.call_attempts
+    WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM public.call_queue)
       AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
     GROUP BY queue
 )
 SELECT q.name, q.limits, coalesce(q.label, '') AS label, coalesce(q.hours, '') AS hours, p.reason AS paused,
     nullif(p.until, 'infinity') AS paused_until, r.cost, r.seconds, r.lag
-FROM call_queues q
-LEFT JOIN call_pauses p ON p.what = 'queue' AND p.name = q.name AND p.key = '' AND p.until > clock_timestamp()
+FROM callq.call_queues q
+LEFT JOIN callq.call_pauses p ON p.what = 'queue' AND p.name = q.name AND p.key = '' AND p.until > clock_timestamp()
 LEFT JOIN recent r ON r.queue = q.name
 ORDER BY q.name`
 
@@ -118,12 +118,12 @@ const costsSQL = `
 SELECT i.queue, avg(greatest(coalesce(c.cost, 1), 1))::float8 AS cost
 FROM unnest($1::text[]) AS n (name)
 CROSS JOIN LATERAL (
-    (SELECT n.name AS queue, unnest(ids[1:20]) AS id FROM call_segments WHERE queue = n.name LIMIT 400)
+    (SELECT n.name AS queue, unnest(ids[1:20]) AS id FROM callq.call_segments WHERE queue = n.name LIMIT 400)
     UNION ALL
-    (SELECT n.name, unnest(ids[1:20]) FROM call_inbox WHERE queue = n.name AND calls > 0 LIMIT 400)
+    (SELECT n.name, unnest(ids[1:20]) FROM callq.call_inbox WHERE queue = n.name AND calls > 0 LIMIT 400)
 ) i
-JOIN call_queue c ON c.id = i.id
-WHERE EXISTS (SELECT FROM call_queues q JOIN call_limits l ON l.name = ANY(q.limits) WHERE q.name = n.name AND l.count_cost)
+JOIN public.call_queue c ON c.id = i.id
+WHERE EXISTS (SELECT FROM callq.call_queues q JOIN callq.call_limits l ON l.name = ANY(q.limits) WHERE q.name = n.name AND l.count_cost)
 GROUP BY i.queue`
 
 func (o *outlook) addQueue(q worldQueue, cost float64) {
@@ -199,8 +199,8 @@ const slotsSQL = `
 SELECT l.label, sum(w.slots)::bigint AS slots, sum(w.running)::bigint AS running
 FROM (SELECT DISTINCT unnest($1::text[]) AS label) l
 JOIN (
-    SELECT slots, labels, (SELECT count(*) FROM call_open o WHERE o.worker = w.id AND o.started_at IS NOT NULL) AS running
-    FROM call_workers w WHERE callq_alive(heartbeat_at)
+    SELECT slots, labels, (SELECT count(*) FROM callq.call_open o WHERE o.worker = w.id AND o.started_at IS NOT NULL) AS running
+    FROM callq.call_workers w WHERE callq.alive(heartbeat_at)
 ) w ON l.label = '' OR l.label = ANY(w.labels)
 GROUP BY l.label
 HAVING sum(w.slots) > 0`
@@ -237,20 +237,20 @@ const waitingKeysSQL = `
 WITH due AS (
     SELECT queue, key, sum(calls)::bigint AS calls
     FROM (
-        SELECT queue, key, calls FROM call_flows WHERE queue = ANY($1) AND calls > 0
+        SELECT queue, key, calls FROM callq.call_flows WHERE queue = ANY($1) AND calls > 0
         UNION ALL
-        SELECT queue, key, calls FROM call_inbox WHERE queue = ANY($1) AND calls > 0 AND keys IS NULL AND at <= $5
+        SELECT queue, key, calls FROM callq.call_inbox WHERE queue = ANY($1) AND calls > 0 AND keys IS NULL AND at <= $5
     ) b
     WHERE (queue, key) IS DISTINCT FROM ($3, $4)
     GROUP BY queue, key
 ), later AS (
     SELECT queue, key, keys IS NULL AND key = ANY($2) AS apart, calls, extract(epoch FROM greatest(at, $5) - $5) AS due_in
-    FROM call_inbox
+    FROM callq.call_inbox
     WHERE queue = ANY($1) AND calls > 0 AND (keys IS NOT NULL OR at > $5) AND at < $5 + interval '90 years' AND (queue, key) IS DISTINCT FROM ($3, $4)
 )
 SELECT d.queue, CASE WHEN d.key = ANY($2) THEN d.key END AS key, d.calls,
     coalesce(d.queue = $3 AND (d.key <= q.served_key, d.key) < ($4 <= q.served_key, $4), false) AS before, count(*) AS count, 0::float8 AS due_in
-FROM due d JOIN call_queues q ON q.name = d.queue
+FROM due d JOIN callq.call_queues q ON q.name = d.queue
 GROUP BY 1, 2, 3, 4
 UNION ALL
 SELECT queue, CASE WHEN apart THEN key END, 1, false, sum(calls), avg(due_in)::float8
@@ -356,10 +356,10 @@ const keyUsageSQL = `
 WITH asked AS (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since))
 SELECT name, key, sum(used)::bigint AS units, 0::bigint AS former, 0::bigint AS in_doubt, NULL::timestamptz AS freed_at, NULL::timestamptz[] AS until, NULL::bigint[] AS costs
 FROM (
-    SELECT name, key, used FROM asked JOIN call_usage u ON u.limit_name = name AND u.bucket > since
+    SELECT name, key, used FROM asked JOIN callq.call_usage u ON u.limit_name = name AND u.bucket > since
     UNION ALL
     SELECT u.name, u.key, u.cost
-    FROM call_open o CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+    FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     WHERE u.name IN (SELECT name FROM asked)
 ) b
 GROUP BY name, key
@@ -420,14 +420,14 @@ func (o *outlook) addAsked(r *reader, q *forecast.Queue, call *callqueue.Record)
 
 // How many calls of a call's key come before it: lower priorities, and within its own what fell due before.
 const placeSQL = `
-WITH asked AS (SELECT callq_priority($3) AS priority, coalesce($4, 'http') AS task),
+WITH asked AS (SELECT callq.priority($3) AS priority, coalesce($4, 'http') AS task),
 flows AS MATERIALIZED (
     SELECT f.*, f.task = a.task AND f.priority = a.priority AS own
-    FROM call_flows f, asked a
+    FROM callq.call_flows f, asked a
     WHERE f.queue = $1 AND f.key = $2 AND f.priority <= a.priority AND f.calls > 0
 ), found AS MATERIALIZED ( -- the call's own segment
     SELECT s.seq, array_position(s.ids, $5) AS place
-    FROM flows f JOIN call_segments s ON s.queue = $1 AND s.key = $2 AND s.priority = f.priority AND s.task = f.task AND s.seq >= f.head
+    FROM flows f JOIN callq.call_segments s ON s.queue = $1 AND s.key = $2 AND s.priority = f.priority AND s.task = f.task AND s.seq >= f.head
     WHERE f.own AND $5 = ANY(s.ids)
     LIMIT 1
 )
@@ -436,7 +436,7 @@ SELECT (
         WHEN f.priority < a.priority OR f.own AND NOT EXISTS (SELECT FROM found) THEN f.calls
         ELSE (
             SELECT coalesce(sum(CASE WHEN f.own AND s.seq = n.seq THEN n.place - 1 ELSE cardinality(s.ids) END), f.consumed) - f.consumed
-            FROM call_segments s LEFT JOIN found n ON f.own
+            FROM callq.call_segments s LEFT JOIN found n ON f.own
             WHERE s.queue = $1 AND s.key = $2 AND s.priority = f.priority AND s.task = f.task AND s.seq >= f.head
               AND CASE WHEN f.own THEN s.seq <= n.seq ELSE s.at <= $6 END
         ) END), 0)
@@ -444,7 +444,7 @@ SELECT (
 ) + (
     SELECT coalesce(sum(CASE WHEN $5 = ANY(i.ids) THEN array_position(i.ids, $5) - 1
         WHEN i.keys IS NULL THEN i.calls ELSE (SELECT count(*) FROM unnest(i.keys) k WHERE k = $2) END), 0)
-    FROM call_inbox i, asked a
+    FROM callq.call_inbox i, asked a
     WHERE i.queue = $1 AND i.calls > 0 AND (i.key = $2 AND i.keys IS NULL OR $2 = ANY(i.keys))
       AND i.priority <= a.priority AND i.at <= greatest($6, clock_timestamp()) AND ($5 = ANY(i.ids) OR (i.priority, i.at, i.ids[1]) < (a.priority, $6, $5) IS TRUE)
 ) AS calls`

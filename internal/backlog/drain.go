@@ -73,13 +73,13 @@ FROM consumed`
 const (
 	// due removes whole inbox rows, found through call_inbox_due_idx, until they have flows or calls enough.
 	drainDue = `due AS MATERIALIZED (
-    DELETE FROM call_inbox
+    DELETE FROM callq.call_inbox
     WHERE ctid = ANY (ARRAY(
         SELECT ctid
         FROM (
             SELECT ctid, sum(calls) OVER until - calls AS before, sum(flows) OVER until - flows AS flows_before
             FROM (
-                SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS flows FROM call_inbox
+                SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS flows FROM callq.call_inbox
                 WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
                 ORDER BY at
                 LIMIT @rows
@@ -108,14 +108,14 @@ const (
     LEFT JOIN LATERAL (
         SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
         FROM (
-            SELECT key, priority, task, head, consumed FROM call_flows
+            SELECT key, priority, task, head, consumed FROM callq.call_flows
             WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
         ) flow
         CROSS JOIN LATERAL (
             ` + unconsumedSQL + `
             LIMIT 1
         ) e
-        CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM call_queue WHERE id = e.id OFFSET 0) q
+        CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM public.call_queue WHERE id = e.id OFFSET 0) q
     ) f ON true
     WHERE d.ids IS NOT NULL
 ), `
@@ -154,23 +154,23 @@ const (
         CASE WHEN c.front THEN l.head - c.of + c.segment ELSE coalesce(l.tail, 0) + 1 + c.segment END AS seq
     FROM segments c
     LEFT JOIN LATERAL (
-        SELECT head, consumed, tail FROM call_flows
+        SELECT head, consumed, tail FROM callq.call_flows
         WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
     ) l ON true
 ), `
 
 	// filed inserts the segments. cut removes what is consumed from a head that no longer is the first.
 	drainFiled = `filed AS (
-    INSERT INTO call_segments (queue, key, priority, task, seq, at, ids)
+    INSERT INTO callq.call_segments (queue, key, priority, task, seq, at, ids)
     SELECT @queue, key, priority, task, seq, at, ids FROM placed
 ), cut AS (
-    UPDATE call_segments w
+    UPDATE callq.call_segments w
     SET ids = w.ids[f.consumed + 1:]
     FROM (
         SELECT c.ctid AS place, p.consumed
         FROM (SELECT DISTINCT key, priority, task, head, consumed FROM placed WHERE front AND consumed > 0) p
         CROSS JOIN LATERAL (
-            SELECT ctid FROM call_segments
+            SELECT ctid FROM callq.call_segments
             WHERE queue = @queue AND key = p.key AND priority = p.priority AND task = p.task AND seq = p.head
             OFFSET 0
         ) c
@@ -180,11 +180,11 @@ const (
 
 	// entered updates the flows. A new one is parked as long as those of its key that it may not pass.
 	drainEntered = `entered AS (
-    INSERT INTO call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
+    INSERT INTO callq.call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
     SELECT @queue, p.key, p.priority, p.task, p.calls,
         coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
         (SELECT max(wake_at) FROM (
-            SELECT wake_at FROM call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
+            SELECT wake_at FROM callq.call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
         ) of_key)
     FROM (
         SELECT key, priority, task, head, consumed, tail, sum(cardinality(ids)) AS calls,
@@ -200,35 +200,35 @@ const (
 // wakeSQL wakes all flows of some keys, and of those whose time comes first, within a span: one that was parked sooner must not
 // pass one of a lower priority number.
 const wakeSQL = `
-UPDATE call_flows SET wake_at = NULL
+UPDATE callq.call_flows SET wake_at = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT c.ctid
     FROM (
         SELECT key FROM unnest($2::text[]) AS w (key)
         UNION
         SELECT key FROM (
-            SELECT key FROM call_flows
+            SELECT key FROM callq.call_flows
             WHERE queue = $1 AND wake_at IS NOT NULL AND wake_at >= coalesce($3::timestamptz, '-infinity') AND wake_at <= $4
             ORDER BY wake_at
             LIMIT $5
         ) due
     ) AS k (key)
-    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
+    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM callq.call_flows WHERE queue = $1 AND key = k.key OFFSET 0) c
     WHERE c.wake_at IS NOT NULL))`
 
 // wakeOnwardSQL wakes a slice of the parked flows from a key on, with all flows of the slice's last key. It enters the next key
 // into the inbox, to go on from there: so it ends, though claims park again what it woke.
 const wakeOnwardSQL = `
 WITH slice AS MATERIALIZED (
-    SELECT ctid AS place, key, wake_at FROM call_flows
+    SELECT ctid AS place, key, wake_at FROM callq.call_flows
     WHERE queue = $1 AND key >= $2
     ORDER BY key
     FETCH FIRST ($4) ROWS WITH TIES
-), woken AS (UPDATE call_flows SET wake_at = NULL WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL)))
-INSERT INTO call_inbox (queue, at, key, all_keys)
+), woken AS (UPDATE callq.call_flows SET wake_at = NULL WHERE ctid = ANY (ARRAY(SELECT place FROM slice WHERE wake_at IS NOT NULL)))
+INSERT INTO callq.call_inbox (queue, at, key, all_keys)
 SELECT $1, $3, n.key, true
 FROM (SELECT max(key) AS key FROM slice HAVING count(*) >= $4) last
-CROSS JOIN LATERAL (SELECT key FROM call_flows WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
+CROSS JOIN LATERAL (SELECT key FROM callq.call_flows WHERE queue = $1 AND key > last.key ORDER BY key LIMIT 1) n`
 
 // WakeAll makes the next drains of queues wake all their flows, slice by slice: their keys may no longer be blocked. It needs no
 // lock. (closeSQL, cancelSQL and resumeSQL wake a single key.)
@@ -240,5 +240,5 @@ func WakeAll(ctx context.Context, tx pgx.Tx, queues []string) error {
 }
 
 const wakeAllSQL = `
-INSERT INTO call_inbox (queue, at, key, all_keys)
+INSERT INTO callq.call_inbox (queue, at, key, all_keys)
 SELECT DISTINCT queue, clock_timestamp(), '', true FROM unnest($1::text[]) AS q (queue)`

@@ -34,16 +34,16 @@ func TestWakeAllComesToAnEnd(t *testing.T) {
 			q := newQueue(t)
 			q.exec(`INSERT INTO call_queue (queue, key, task) SELECT 'q', ` + keys + `, 't' || i FROM generate_series(1, 2500) i`)
 			q.drain()
-			q.exec(`UPDATE call_flows SET wake_at = now() + interval '2 h'`)
+			q.exec(`UPDATE callq.call_flows SET wake_at = now() + interval '2 h'`)
 			q.tx(func(ctx context.Context, tx pgx.Tx) error { return backlog.WakeAll(ctx, tx, []string{"q"}) })
 			for range 5 { // slices
 				q.drainOnce(time.Now().Add(time.Minute))
-				q.exec(`UPDATE call_flows SET wake_at = now() + interval '1 h' WHERE wake_at IS NULL`)
+				q.exec(`UPDATE callq.call_flows SET wake_at = now() + interval '1 h' WHERE wake_at IS NULL`)
 			}
-			if n := q.value(`SELECT count(*) FROM call_inbox`); n > 0 {
+			if n := q.value(`SELECT count(*) FROM callq.call_inbox`); n > 0 {
 				t.Errorf("%d inbox are left", n)
 			}
-			if n := q.value(`SELECT count(*) FROM call_flows WHERE wake_at > now() + interval '90 min'`); n > 0 {
+			if n := q.value(`SELECT count(*) FROM callq.call_flows WHERE wake_at > now() + interval '90 min'`); n > 0 {
 				t.Errorf("%d flows were passed over", n)
 			}
 		})
@@ -57,7 +57,7 @@ func TestKeyWakesAsAWhole(t *testing.T) {
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue, key, priority) VALUES ('q', 'k', 3), ('q', 'k', 5), ('q', 'other', 5)`)
 	q.drain()
-	q.exec(`UPDATE call_flows SET wake_at = now() + CASE WHEN key = 'k' AND priority = 5 THEN interval '1 min' ELSE interval '2 h' END`)
+	q.exec(`UPDATE callq.call_flows SET wake_at = now() + CASE WHEN key = 'k' AND priority = 5 THEN interval '1 min' ELSE interval '2 h' END`)
 	q.drain()
 	if got, want := q.claim(1), []int64{1, 2}; !slices.Equal(got, want) {
 		t.Errorf("claimed %v, want %v", got, want)

@@ -55,7 +55,7 @@ const (
  FROM unnest($3::text[]) AS t (task)
  CROSS JOIN LATERAL (
     SELECT key, priority, task, calls, head, consumed
-    FROM call_flows
+    FROM callq.call_flows
     WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key`
 
 	walkTo = `
@@ -139,7 +139,7 @@ FROM (
     SELECT e.ask, e.seq, e.place, e.id, bool_or(q.id IS NOT NULL) OVER (PARTITION BY e.ask ORDER BY e.seq, e.place) AS waits
     FROM entries e
     LEFT JOIN LATERAL (
-        SELECT id FROM call_queue WHERE id = e.id AND status IN ('new', 'error') AND coalesce(run_at, created_at) <= @now OFFSET 0
+        SELECT id FROM public.call_queue WHERE id = e.id AND status IN ('new', 'error') AND coalesce(run_at, created_at) <= @now OFFSET 0
     ) q ON true
 ) e
 WHERE NOT waits
@@ -157,7 +157,7 @@ func entries(ctx context.Context, tx DB, sql, queue string, now time.Time, asks 
 // no more than it needs: nothing is sorted in between (TestPlans).
 const unconsumedSQL = `SELECT w.seq, i.place, i.id
             FROM (
-                SELECT seq, ids FROM call_segments
+                SELECT seq, ids FROM callq.call_segments
                 WHERE queue = @queue AND key = flow.key AND priority = flow.priority AND task = flow.task AND seq >= flow.head
                 ORDER BY seq
             ) w
@@ -181,18 +181,18 @@ SELECT e.ask, e.seq, e.place, e.id, q.id IS NOT NULL AS waits, coalesce(q.cost, 
     greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
     CASE
     WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
-    WHEN q.priority <> callq_priority(q.priority) THEN 'priority ' || q.priority || ' is not within 0 to 9'
+    WHEN q.priority <> callq.priority(q.priority) THEN 'priority ' || q.priority || ' is not within 0 to 9'
     WHEN q.cost < 1 THEN 'cost ' || q.cost || ' is below 1'
     WHEN q.max_attempts < 1 THEN 'max_attempts ' || q.max_attempts || ' is below 1'
     END AS refusal
 FROM entries e
 LEFT JOIN LATERAL (
-    SELECT * FROM call_queue c
+    SELECT * FROM public.call_queue c
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND coalesce(c.run_at, c.created_at) <= @now
       AND coalesce(c.queue, 'default') = @queue AND coalesce(c.key, '') = e.key
-      AND callq_priority(c.priority) = e.priority AND coalesce(c.task, 'http') = e.task
+      AND callq.priority(c.priority) = e.priority AND coalesce(c.task, 'http') = e.task
     FOR UPDATE SKIP LOCKED
 ) q ON true
 ORDER BY e.ask, e.seq, e.place`
@@ -206,10 +206,10 @@ func Requeue(b *pgx.Batch, ids []int64) {
 
 // Whoever holds a call may be done with it in a moment. The clock may have been set back since the call was due.
 const requeueSQL = `
-INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
 SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
-    coalesce(task, 'http'), coalesce(key, ''), callq_priority(priority), 1, ARRAY[id]
-FROM call_queue
+    coalesce(task, 'http'), coalesce(key, ''), callq.priority(priority), 1, ARRAY[id]
+FROM public.call_queue
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`
 
 // Parked is a key that has no room before until, from a priority on.
@@ -232,12 +232,12 @@ func Park(b *pgx.Batch, queue string, now time.Time, parked []Parked) {
 // Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows of
 // the queue, on a plan that was made while there were few. Under the lock of the queue, nobody moves a row meanwhile.
 const parkSQL = `
-UPDATE call_flows l
+UPDATE callq.call_flows l
 SET wake_at = f.until
 FROM (
     SELECT c.ctid AS place, p.until
     FROM unnest($2::text[], $3::smallint[], $4::timestamptz[]) AS p (key, priority, until)
-    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM call_flows WHERE queue = $1 AND key = p.key AND priority >= p.priority OFFSET 0) c
+    CROSS JOIN LATERAL (SELECT ctid, wake_at FROM callq.call_flows WHERE queue = $1 AND key = p.key AND priority >= p.priority OFFSET 0) c
     WHERE c.wake_at IS NULL
 ) f
 WHERE l.ctid = f.place`
@@ -262,22 +262,22 @@ WITH a AS MATERIALIZED (
     FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @calls::bigint[])
         AS n (key, priority, task, head, consumed, calls)
     CROSS JOIN LATERAL (
-        SELECT ctid, head, tail FROM call_flows
+        SELECT ctid, head, tail FROM callq.call_flows
         WHERE queue = @queue AND key = n.key AND priority = n.priority AND task = n.task
         OFFSET 0
     ) l
-), dropped AS (DELETE FROM call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop), advanced AS (
-    UPDATE call_flows l
+), dropped AS (DELETE FROM callq.call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop), advanced AS (
+    UPDATE callq.call_flows l
     SET calls = a.calls, head = a.head, consumed = a.consumed
     FROM a
     WHERE l.ctid = a.place AND NOT (a.calls = 0 AND @drop)
 )
-DELETE FROM call_segments
+DELETE FROM callq.call_segments
 WHERE ctid = ANY (ARRAY(
     SELECT w.ctid
     FROM a
     CROSS JOIN LATERAL (
-        SELECT ctid FROM call_segments
+        SELECT ctid FROM callq.call_segments
         WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.start AND seq < a.head
         OFFSET 0
     ) w))`

@@ -51,7 +51,7 @@ func (q *queue) value(sql string) (n int64) {
 func (q *queue) tx(run func(ctx context.Context, tx pgx.Tx) error) {
 	q.t.Helper()
 	err := pgx.BeginFunc(q.t.Context(), q.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(q.t.Context(), `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`, q.name); err != nil {
+		if _, err := tx.Exec(q.t.Context(), `SELECT FROM callq.call_queues WHERE name = $1 FOR NO KEY UPDATE`, q.name); err != nil {
 			return err
 		}
 		return run(q.t.Context(), tx)
@@ -135,11 +135,11 @@ func (q *queue) claimAll() (claimed []int64) {
 // sound fails the test unless each call that waits is in flow or in the inbox, and each flow counts its own.
 func (q *queue) sound() {
 	q.t.Helper()
-	if n := q.value(`SELECT count(*) FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`); n > 0 {
+	if n := q.value(`SELECT count(*) FROM call_queue q WHERE status IN ('new', 'error') AND NOT EXISTS (SELECT FROM callq.call_backlog i WHERE i.id = q.id)`); n > 0 {
 		q.t.Errorf("%d calls wait and are in no flow", n)
 	}
-	if n := q.value(`SELECT count(*) FROM call_flows l WHERE calls <> (
-			SELECT count(*) FROM call_segments w CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+	if n := q.value(`SELECT count(*) FROM callq.call_flows l WHERE calls <> (
+			SELECT count(*) FROM callq.call_segments w CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
 			WHERE (w.queue, w.key, w.priority, w.task) = (l.queue, l.key, l.priority, l.task)
 			  AND (w.seq > l.head OR w.seq = l.head AND i.place > l.consumed))`); n > 0 {
 		q.t.Errorf("%d flows do not count their calls right", n)
@@ -206,7 +206,7 @@ func TestOrder(t *testing.T) {
 		}, 9, []int64{4, 3, 1}},
 		"what is in flow twice": {func(q *queue) {
 			q.exec(`INSERT INTO call_queue (queue) VALUES ('q'), ('q')`)
-			q.exec(`INSERT INTO call_inbox SELECT * FROM call_inbox`)
+			q.exec(`INSERT INTO callq.call_inbox SELECT * FROM callq.call_inbox`)
 			q.drain()
 		}, 9, []int64{1, 2}},
 	} {

@@ -11,12 +11,12 @@ import (
 func (q *queue) inLineRight() {
 	q.t.Helper()
 	q.sound()
-	if n := q.value(`SELECT count(*) FROM call_queue q LEFT JOIN call_backlog i ON i.id = q.id
+	if n := q.value(`SELECT count(*) FROM call_queue q LEFT JOIN callq.call_backlog i ON i.id = q.id
 			WHERE q.status IN ('new', 'error') AND (i.queue, i.key, i.priority, i.task) IS DISTINCT FROM (coalesce(q.queue, 'default'),
 				coalesce(q.key, ''), least(greatest(coalesce(q.priority, 5), 0), 9), coalesce(q.task, 'http'))`); n > 0 {
 		q.t.Errorf("%d calls are not in their flow", n)
 	}
-	if n := q.value(`SELECT count(*) FROM call_inbox n CROSS JOIN LATERAL unnest(n.ids) AS i (id) JOIN call_queue q USING (id)
+	if n := q.value(`SELECT count(*) FROM callq.call_inbox n CROSS JOIN LATERAL unnest(n.ids) AS i (id) JOIN call_queue q USING (id)
 			WHERE n.at <> coalesce(q.run_at, q.created_at)`); n > 0 {
 		q.t.Errorf("of %d calls the inbox say another time", n)
 	}
@@ -45,7 +45,7 @@ func TestManyTimes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			q := newQueue(t)
-			q.exec(`INSERT INTO call_queues SELECT n, '{}', '', 3, '1 s', '1 min', '30 s', 'retry' FROM unnest(ARRAY['q', 'r']) n`)
+			q.exec(`INSERT INTO callq.call_queues SELECT n, '{}', '', 3, '1 s', '1 min', '30 s', 'retry' FROM unnest(ARRAY['q', 'r']) n`)
 			q.exec(insert)
 			q.inLineRight()
 			var began time.Time
@@ -57,8 +57,8 @@ func TestManyTimes(t *testing.T) {
 				q.drainAt(now)
 				q.inLineRight()
 				for what, count := range map[string]string{
-					"in flows":        `SELECT coalesce(sum(calls), 0) FROM call_flows WHERE queue = 'q'`,
-					"no longer inbox": `SELECT (SELECT count(*) FROM call_queue WHERE queue = 'q') - sum(calls) FROM (SELECT calls FROM call_inbox WHERE queue = 'q' UNION ALL SELECT 0) n`,
+					"in flows":        `SELECT coalesce(sum(calls), 0) FROM callq.call_flows WHERE queue = 'q'`,
+					"no longer inbox": `SELECT (SELECT count(*) FROM call_queue WHERE queue = 'q') - sum(calls) FROM (SELECT calls FROM callq.call_inbox WHERE queue = 'q' UNION ALL SELECT 0) n`,
 				} {
 					want := q.value(`SELECT count(*) FROM call_queue WHERE queue = 'q' AND run_at <= '` + now.Format(time.RFC3339Nano) + `'`)
 					if got := q.value(count); got != want {
@@ -69,7 +69,7 @@ func TestManyTimes(t *testing.T) {
 			q.exec(`UPDATE call_queue SET task = 'http' WHERE task = 'mail'`)
 			q.drainAt(began.Add(2 * time.Hour))
 			claimed := q.claimAll()
-			if q.value(`SELECT count(*) FROM call_flows WHERE queue = 'q'`) == 1 {
+			if q.value(`SELECT count(*) FROM callq.call_flows WHERE queue = 'q'`) == 1 {
 				var back int64
 				if err := q.pool.QueryRow(t.Context(), backSQL, claimed).Scan(&back); err != nil || back > 0 {
 					t.Errorf("%d calls came out after such as fell due later: %v", back, err)
@@ -107,20 +107,20 @@ func TestManyKeysAtOnce(t *testing.T) {
 			q := newQueue(t)
 			q.exec(insert)
 			q.inLineRight()
-			if rows := q.value(`SELECT count(*) FROM call_inbox WHERE keys IS NOT NULL`); rows > 200 || rows == 0 && name != "after many with one key" {
+			if rows := q.value(`SELECT count(*) FROM callq.call_inbox WHERE keys IS NOT NULL`); rows > 200 || rows == 0 && name != "after many with one key" {
 				t.Errorf("%d rows of inbox have many keys", rows)
 			}
 			q.exec(`INSERT INTO call_queue (queue, key) VALUES ('q', 'k2')`)
 			for all, before := false, int64(0); !all; {
 				all = q.drainOnce(time.Now().Add(time.Hour))
-				now := q.value(`SELECT count(*) FROM call_flows`)
+				now := q.value(`SELECT count(*) FROM callq.call_flows`)
 				if now-before > 2000+2048 {
 					t.Errorf("a drain made %d flows", now-before)
 				}
 				before = now
 			}
 			q.inLineRight()
-			if left := q.value(`SELECT count(*) FROM call_inbox WHERE queue = 'q'`); left > 0 {
+			if left := q.value(`SELECT count(*) FROM callq.call_inbox WHERE queue = 'q'`); left > 0 {
 				t.Errorf("all is consumed in, but for %d rows of inbox", left)
 			}
 			claimed := q.claimAll()

@@ -46,7 +46,7 @@ func TestNewCallsAreNotCompared(t *testing.T) {
 
 const fillSQL = `
 INSERT INTO call_queue (queue, key, priority) SELECT 'q' || i % 5, 'k' || i % 1000, i % 3 FROM generate_series(1, 20000) i;
-INSERT INTO call_flows (queue, key, priority, task, calls, tail, wake_at)
+INSERT INTO callq.call_flows (queue, key, priority, task, calls, tail, wake_at)
 SELECT 'q' || i % 5, 'k' || i, 5, 'http', 2000, 20, CASE i % 3 WHEN 0 THEN now() + i * interval '1 s' END FROM generate_series(1, 20000) i;
-INSERT INTO call_segments (queue, key, priority, task, seq, at, ids)
+INSERT INTO callq.call_segments (queue, key, priority, task, seq, at, ids)
 SELECT 'q1', 'k' || i % 100, 5, 'http', i, now(), ARRAY[i] FROM generate_series(1, 20000) i`

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Orphans is what no claim would find, because rows of these tables were removed or written by hand, or a trigger was off.
@@ -15,7 +15,7 @@ type Orphans struct {
 }
 
 // FindOrphans reads all calls, in one snapshot.
-func FindOrphans(ctx context.Context, pool *pgxpool.Pool) (found Orphans, err error) {
+func FindOrphans(ctx context.Context, pool schema.DB) (found Orphans, err error) {
 	err = whole(ctx, pool, "look for calls in no flow", func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, orphansSQL).Scan(&found.Calls, &found.Flows)
 	})
@@ -24,7 +24,7 @@ func FindOrphans(ctx context.Context, pool *pgxpool.Pool) (found Orphans, err er
 
 // Repair drops the flows that do not add up and puts all orphans into the inbox, in one transaction. A call that enters a flow
 // meanwhile is in the backlog twice, which is harmless.
-func Repair(ctx context.Context, pool *pgxpool.Pool) (repaired Orphans, err error) {
+func Repair(ctx context.Context, pool schema.DB) (repaired Orphans, err error) {
 	err = whole(ctx, pool, "repair flows", func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, brokenSQL+` SELECT count(*) FROM broken`).Scan(&repaired.Flows)
 		if err == nil && repaired.Flows > 0 {
@@ -41,7 +41,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool) (repaired Orphans, err erro
 }
 
 // whole runs a transaction that reads whole tables, for as long as that takes.
-func whole(ctx context.Context, pool *pgxpool.Pool, what string, run func(tx pgx.Tx) error) error {
+func whole(ctx context.Context, pool schema.DB, what string, run func(tx pgx.Tx) error) error {
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, wholeTablesSQL); err != nil {
 			return err
@@ -61,40 +61,40 @@ SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', '
     set_config('statement_timeout', '0', true)`
 
 // notInBacklog is a condition on call_queue q.
-const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM call_backlog i WHERE i.id = q.id)`
+const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM callq.call_backlog i WHERE i.id = q.id)`
 
 // A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow
 // would be in the way of a later one's.
 const brokenSQL = `
 WITH broken AS MATERIALIZED (
     SELECT queue, key, priority, task
-    FROM call_flows l FULL JOIN call_segments w USING (queue, key, priority, task)
+    FROM callq.call_flows l FULL JOIN callq.call_segments w USING (queue, key, priority, task)
     GROUP BY queue, key, priority, task
     HAVING bool_or(l.calls IS NULL OR w.seq < l.head OR w.seq > l.tail)
         OR max(l.calls) <> coalesce(sum(cardinality(w.ids) - CASE w.seq WHEN l.head THEN l.consumed ELSE 0 END), 0)
 )`
 
 const orphansSQL = brokenSQL + `
-SELECT (SELECT count(*) FROM call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM broken)`
+SELECT (SELECT count(*) FROM public.call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM broken)`
 
 // In byte order, as appliers lock them. A queue that is not in force has no row, and no claims.
-const lockQueuesSQL = `SELECT FROM call_queues ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+const lockQueuesSQL = `SELECT FROM callq.call_queues ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 const dropBrokenSQL = brokenSQL + `, flows AS (
-    DELETE FROM call_flows l USING broken b
+    DELETE FROM callq.call_flows l USING broken b
     WHERE (l.queue, l.key, l.priority, l.task) = (b.queue, b.key, b.priority, b.task)
 ), segments AS (
-    DELETE FROM call_segments w USING broken b
+    DELETE FROM callq.call_segments w USING broken b
     WHERE (w.queue, w.key, w.priority, w.task) = (b.queue, b.key, b.priority, b.task)
 )
 SELECT count(*) FROM broken`
 
 const inboxOrphansSQL = `
 WITH said AS (
-    INSERT INTO call_inbox (queue, at, task, key, priority, calls, ids)
+    INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
     SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'),
-        coalesce(key, ''), callq_priority(priority), count(*), array_agg(id)
-    FROM call_queue q
+        coalesce(key, ''), callq.priority(priority), count(*), array_agg(id)
+    FROM public.call_queue q
     WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16
     RETURNING calls

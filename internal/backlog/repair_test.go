@@ -15,20 +15,20 @@ func TestRepair(t *testing.T) {
 		calls, flows int64 // that are found astray
 	}{
 		"nothing":                     {`NULL`, 0, 0},
-		"inbox removed":               {`DELETE FROM call_inbox`, 100, 0},
-		"a flow removed":              {`DELETE FROM call_flows WHERE key = 'a'`, 600, 1},
-		"every flow removed":          {`DELETE FROM call_flows`, 900, 2},
-		"a segment removed":           {`DELETE FROM call_segments WHERE key = 'a' AND seq = 2`, 256, 1},
-		"a flow that counts wrong":    {`UPDATE call_flows SET calls = calls + 7 WHERE key = 'b'`, 0, 1},
-		"a flow that stands too far":  {`UPDATE call_flows SET head = head + 1 WHERE key = 'a'`, 256, 1},
-		"all of it removed":           {`TRUNCATE call_inbox, call_flows, call_segments`, 1000, 0},
+		"inbox removed":               {`DELETE FROM callq.call_inbox`, 100, 0},
+		"a flow removed":              {`DELETE FROM callq.call_flows WHERE key = 'a'`, 600, 1},
+		"every flow removed":          {`DELETE FROM callq.call_flows`, 900, 2},
+		"a segment removed":           {`DELETE FROM callq.call_segments WHERE key = 'a' AND seq = 2`, 256, 1},
+		"a flow that counts wrong":    {`UPDATE callq.call_flows SET calls = calls + 7 WHERE key = 'b'`, 0, 1},
+		"a flow that stands too far":  {`UPDATE callq.call_flows SET head = head + 1 WHERE key = 'a'`, 256, 1},
+		"all of it removed":           {`TRUNCATE callq.call_inbox, callq.call_flows, callq.call_segments`, 1000, 0},
 		"inserts without the trigger": {`SET LOCAL session_replication_role = replica; INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 5)`, 5, 0},
 		"moved without the trigger":   {`SET LOCAL session_replication_role = replica; UPDATE call_queue SET priority = 1 WHERE key = 'a'`, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			q := newQueue(t)
-			q.exec(`INSERT INTO call_queues (name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+			q.exec(`INSERT INTO callq.call_queues (name, limits, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 				VALUES ('q', '{}', 3, '1 s', '1 s', '1 s', 'retry')`)
 			q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', CASE WHEN n <= 600 THEN 'a' ELSE 'b' END FROM generate_series(1, 900) AS n`)
 			q.drain()
@@ -72,8 +72,8 @@ func TestRepairIsWholeOrNothing(t *testing.T) {
 	q := newQueue(t)
 	q.exec(`INSERT INTO call_queue (queue, key) SELECT 'q', 'a' FROM generate_series(1, 10)`)
 	q.drain()
-	q.exec(`UPDATE call_flows SET calls = calls + 7`)
-	q.exec(`ALTER TABLE call_inbox ADD CONSTRAINT none CHECK (false)`)
+	q.exec(`UPDATE callq.call_flows SET calls = calls + 7`)
+	q.exec(`ALTER TABLE callq.call_inbox ADD CONSTRAINT none CHECK (false)`)
 	if repaired, err := backlog.Repair(t.Context(), q.pool); err == nil {
 		t.Fatalf("repaired %+v, want an error", repaired)
 	}

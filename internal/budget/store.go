@@ -11,14 +11,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 )
 
 // Store has the budgets that are in force, as Postgres says, and asks Redis about them, which may be away.
 type Store struct {
-	DB    *pgxpool.Pool
+	DB    schema.DB
 	Redis redis.UniversalClient
 	Log   *slog.Logger
 	// Within is how long Redis may take: then it counts as away. (A client without ContextTimeoutEnabled has timeouts of its own.)
@@ -81,8 +81,8 @@ func (s *Store) Read(ctx context.Context) error {
 
 const effectiveSQL = `
 SELECT name, rate, window_size, burst, shape, on_outage = 'open',
-    ARRAY(SELECT q.name FROM call_queues q WHERE q.needs ? b.name)
-FROM call_budgets b`
+    ARRAY(SELECT q.name FROM callq.call_queues q WHERE q.needs ? b.name)
+FROM callq.call_budgets b`
 
 // NeededBy yields the budgets whose units a queue's claims promise.
 func (s *Store) NeededBy(queue string) iter.Seq2[string, Rule] {

@@ -47,10 +47,12 @@ type Config struct {
 
 // Postgres is the authority. Use PostgresURL, which also knows libpq's PG*.
 type Postgres struct {
-	URL       string `key:"url" secret:"true" check:"postgres" env:"DATABASE_URL"`
-	DirectURL string `key:"direct_url" secret:"true" check:"postgres"`           // past a pgbouncer, for LISTEN and migrations
-	Pool      int    `key:"pool" default:"10" allowed:"2..1000"`                 // most connections of a process
-	QueryMode string `key:"query_mode" allowed:"cache_statement|cache_describe"` // empty: as the URL says, else cache_statement
+	URL         string `key:"url" secret:"true" check:"postgres" env:"DATABASE_URL"`
+	DirectURL   string `key:"direct_url" secret:"true" check:"postgres"`           // past a pgbouncer, for LISTEN and migrations
+	Pool        int    `key:"pool" default:"10" allowed:"2..1000"`                 // most connections of a process
+	QueryMode   string `key:"query_mode" allowed:"cache_statement|cache_describe"` // empty: as the URL says, else cache_statement
+	Schema      string `key:"schema" default:"callq" check:"schema"`               // where callq's own tables and functions stand
+	TableSchema string `key:"table_schema" default:"public" check:"table_schema"`  // where call_queue, call_attempts and enqueue_call do
 }
 
 // Redis carries attempts to the workers. Use RedisURL.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 )
 
 // parse reads a value by the setting's type, or an item of its list or mapping.
@@ -146,10 +147,12 @@ func ruleOf(name string) rule {
 		"postgres": {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
 		"rate": {checkRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
 			"and mo for fixed_window; or a list of them"},
-		"redis":       {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
-		"secret_host": {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
-		"timezone":    {checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"},
-		"variable":    {checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"},
+		"redis":        {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
+		"schema":       {checkOwnSchema, "at most 40 of a-z, 0-9 and _"},
+		"secret_host":  {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
+		"table_schema": {checkTableSchema, "a schema, without quotes"},
+		"timezone":     {checkTimezone, "an IANA name such as Europe/Berlin or America/New_York; UTC"},
+		"variable":     {checkVariable, "the name of the environment variable that holds it, such as STRIPE_KEY"},
 	}[name]
 }
 
@@ -170,6 +173,10 @@ func checkOverride(s string) error {
 	}
 	return unless(n >= 1 && n <= 1_000_000, s, "is out of bounds")
 }
+
+func checkOwnSchema(s string) error { return schema.Names{Own: s}.Check() }
+
+func checkTableSchema(s string) error { return schema.Names{Own: "callq_", Tables: s}.Check() }
 
 func checkNeed(s string) error { return second(within(s, "1..1000000000", parseInt)) }
 

@@ -20,15 +20,16 @@ import (
 	"unicode"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/schema"
 )
 
 // Config says what the console shows, and to whom.
 type Config struct {
 	// Pool should be small and the console's own, so that its reads take no connections from claims and calls.
-	Pool    *pgxpool.Pool
+	Pool    schema.DB
+	Client  *callqueue.Client
 	Timeout time.Duration // of each page
 	// Explain says whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)
@@ -40,21 +41,16 @@ var files embed.FS
 
 type pages struct {
 	Config
-	client    *callqueue.Client
 	templates *template.Template
 }
 
 // New returns the handler of all paths that no other handler has.
 func New(cfg Config) (http.Handler, error) {
-	client, err := callqueue.New(cfg.Pool)
-	if err != nil {
-		return nil, err
-	}
 	templates, err := template.New("").Funcs(words()).ParseFS(files, "*.html")
 	if err != nil {
 		return nil, err
 	}
-	p := &pages{cfg, client, templates}
+	p := &pages{cfg, templates}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", p.show(p.status))
 	mux.HandleFunc("GET /calls", p.show(p.calls))

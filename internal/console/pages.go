@@ -85,7 +85,7 @@ type callBody struct {
 func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 	name := r.PathValue("id")
 	id, _ := strconv.ParseInt(name, 10, 64) // no call has the id 0
-	record, err := p.client.Get(ctx, id)
+	record, err := p.Client.Get(ctx, id)
 	if errors.Is(err, callqueue.ErrNotFound) {
 		return refused(http.StatusNotFound, "There is no call %s: it was never inserted here, or has been removed.", name), nil
 	}

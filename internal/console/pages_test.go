@@ -82,7 +82,7 @@ func TestAnswers(t *testing.T) {
 	t.Cleanup(silent.Close)
 	away := newSite(t, silent, plentiful)
 	other := pgtest.New(t)
-	if _, err := other.Exec(t.Context(), `DROP TABLE call_queue, call_open, call_limits, call_queues CASCADE`); err != nil {
+	if _, err := other.Exec(t.Context(), `DROP TABLE call_queue, callq.call_open, callq.call_limits, callq.call_queues CASCADE`); err != nil {
 		t.Fatal(err)
 	}
 	without := newSite(t, other, plentiful)
@@ -177,7 +177,7 @@ func TestTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := tx.Exec(t.Context(), `LOCK call_queue, call_limits`); err != nil {
+	if _, err := tx.Exec(t.Context(), `LOCK call_queue, callq.call_limits`); err != nil {
 		t.Fatal(err)
 	}
 	slow := newSite(t, pool, 100*time.Millisecond)

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/pgtest"
 )
@@ -34,8 +35,12 @@ type site struct {
 func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
 	t.Helper()
 	s := &site{t: t}
+	client, err := callqueue.New(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
 	handler, err := console.New(console.Config{
-		Pool: pool, Timeout: within,
+		Pool: pool, Client: client, Timeout: within,
 		Explain: func(err error) (bool, string) {
 			_, away := errors.AsType[*pgconn.ConnectError](err)
 			return away, err.Error()
@@ -106,31 +111,31 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
 	for _, sql := range []string{
-		`INSERT INTO call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, complete_since, epoch, config)
-			VALUES ('api' || $1, 1, 5, '1 h', true, '1 s', '1 s', ARRAY['pay' || $1], now(), $1, now(), callq_epoch(), '{"units": 9, "window": 3600000000000}'),
-				('sockets', 1, 5, '0', false, '1 s', '1 s', '{mail}', now(), 'me', now(), callq_epoch(), NULL)`,
-		`INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
+		`INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, complete_since, epoch, config)
+			VALUES ('api' || $1, 1, 5, '1 h', true, '1 s', '1 s', ARRAY['pay' || $1], now(), $1, now(), callq.epoch(), '{"units": 9, "window": 3600000000000}'),
+				('sockets', 1, 5, '0', false, '1 s', '1 s', '{mail}', now(), 'me', now(), callq.epoch(), NULL)`,
+		`INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 			VALUES ('pay' || $1, ARRAY['api' || $1], $1, 3, '1 s', '1 m', '30 s', 'retry'), ('mail', '{sockets}', '', 3, '1 s', '1 m', '30 s', 'retry')`,
 		`INSERT INTO call_queue (queue, task, key, unique_key, error_message, call_data, status, failed_at, finished_at)
 			SELECT CASE WHEN i % 2 = 0 THEN 'pay' || $1 ELSE 'odd' || $1 END, 'task' || $1, 'key' || $1, CASE WHEN s = 'new' THEN i || $1 END, $1, jsonb_build_object('a' || $1, $1),
 				s, CASE s WHEN 'failed' THEN now() END, CASE WHEN s IN ('done', 'failed', 'cancelled') THEN now() END
 			FROM generate_series(1, 24) i, LATERAL (SELECT (ARRAY['new', 'dispatched', 'done', 'error', 'failed', 'cancelled'])[1 + i % 6] AS s) x`,
-		`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
-			SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE WHEN id % 4 = 1 THEN now() END, now(), $1, callq_epoch(), $1, $1, 'http', 'key' || $1, ARRAY['api' || $1], ARRAY['key' || $1], '{1}'
+		`INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, worker, epoch, pool, queue, task, key, limits, keys, costs)
+			SELECT id, 1, 0, 1, 1, now(), now(), now(), CASE WHEN id % 4 = 1 THEN now() END, now(), $1, callq.epoch(), $1, $1, 'http', 'key' || $1, ARRAY['api' || $1], ARRAY['key' || $1], '{1}'
 			FROM call_queue WHERE status = 'dispatched'`,
 		`INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, worker, error, charged, result)
 			SELECT id, 1, 1, now(), now(), now(), now(), 'error', $1, 'http', $1, $1, $1, jsonb_build_array(jsonb_build_object('limit', $1::text, 'key', $1::text, 'cost', 1, 'until', now())),
 				jsonb_build_object('body', $1::text) FROM call_queue WHERE status IN ('failed', 'error')`,
-		`INSERT INTO call_workers VALUES ('v' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', jsonb_build_object('hosts', ARRAY[$1])),
+		`INSERT INTO callq.call_workers VALUES ('v' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', jsonb_build_object('hosts', ARRAY[$1])),
 			('u' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h', '{"hosts": []}')`,
-		`INSERT INTO call_workers VALUES ('w' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h'), ('gone' || $1, 'p', '{}', '{}', 4, now(), now() - interval '1 h')`,
-		`INSERT INTO call_policies VALUES ('in force', 1, now(), 'host/1' || $1)`,
-		`INSERT INTO call_dispatchers VALUES ('a', 'host/1' || $1, 'in force', now() + interval '1 h'), ('b', 'host/2' || $1, 'another', now() + interval '1 h')`,
-		`INSERT INTO call_pauses VALUES ('queue', 'pay' || $1, '', 'infinity', $1, now(), $1), ('queue', 'pay' || $1, 'key' || $1, now() + interval '1 h', $1, now(), $1),
+		`INSERT INTO callq.call_workers VALUES ('w' || $1, 'p' || $1, ARRAY[$1], ARRAY[$1], 4, now(), now() + interval '1 h'), ('gone' || $1, 'p', '{}', '{}', 4, now(), now() - interval '1 h')`,
+		`INSERT INTO callq.call_policies VALUES ('in force', 1, now(), 'host/1' || $1)`,
+		`INSERT INTO callq.call_dispatchers VALUES ('a', 'host/1' || $1, 'in force', now() + interval '1 h'), ('b', 'host/2' || $1, 'another', now() + interval '1 h')`,
+		`INSERT INTO callq.call_pauses VALUES ('queue', 'pay' || $1, '', 'infinity', $1, now(), $1), ('queue', 'pay' || $1, 'key' || $1, now() + interval '1 h', $1, now(), $1),
 			('limit', 'api' || $1, '', now() + interval '1 h', $1, now(), $1), ('limit', 'api' || $1, 'key' || $1, 'infinity', $1, now(), $1)`,
-		`INSERT INTO call_remotes (limit_name, key, most, remaining, answered_at) VALUES ('sockets', '', 100, 12, now()), ('api' || $1, 'key' || $1, 9, 8, now())`,
-		`INSERT INTO call_budgets VALUES ('search' || $1, 100, '1 s', 7, 'closed', now(), $1)`,
-		`INSERT INTO call_audit (by, what, name, change) VALUES ($1, 'limit', 'api' || $1, $1), ($1, 'queue', 'pay' || $1, $1)`,
+		`INSERT INTO callq.call_remotes (limit_name, key, most, remaining, answered_at) VALUES ('sockets', '', 100, 12, now()), ('api' || $1, 'key' || $1, 9, 8, now())`,
+		`INSERT INTO callq.call_budgets VALUES ('search' || $1, 100, '1 s', 7, 'closed', now(), $1)`,
+		`INSERT INTO callq.call_audit (by, what, name, change) VALUES ($1, 'limit', 'api' || $1, $1), ($1, 'queue', 'pay' || $1, $1)`,
 	} {
 		if !strings.Contains(sql, "$1::text") {
 			sql = strings.Replace(sql, "$1", "$1::text", 1)

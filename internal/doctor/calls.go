@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/recovery"
+	"github.com/callq/callq/internal/schema"
 )
 
 // Calls and attempts that are stuck, or end badly.
@@ -18,8 +17,8 @@ const recoverFix = "callq maintain sweep"
 // Open attempts that recovery should have closed: dispatchers run it with each tick.
 const overdueSQL = `
 SELECT 'problem' AS level, format(what, count(*)) AS what, fix
-FROM call_open o
-LEFT JOIN call_queues q ON q.name = o.queue
+FROM callq.call_open o
+LEFT JOIN callq.call_queues q ON q.name = o.queue
 CROSS JOIN (SELECT clock_timestamp() - interval '10 seconds' AS late,
     'start a dispatcher (callq serve, callq dispatch), or ` + recoverFix + ` once; if dispatchers are alive, see their logs'
     AS recover
@@ -27,7 +26,7 @@ CROSS JOIN (SELECT clock_timestamp() - interval '10 seconds' AS late,
 CROSS JOIN LATERAL (VALUES
     (started_at IS NOT NULL AND deadline < late,
         '%s attempts are past their deadline and still open: their workers were lost', recover),
-    (started_at IS NULL AND start_by < late AND EXISTS (SELECT FROM call_workers WHERE callq_alive(heartbeat_at)),
+    (started_at IS NULL AND start_by < late AND EXISTS (SELECT FROM callq.call_workers WHERE callq.alive(heartbeat_at)),
         '%s attempts were handed over, not started in time, and still hold their units', recover),
     (task <> 'http' AND deadline > clock_timestamp() AND started_at < late - timeout,
         '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though '
@@ -59,9 +58,9 @@ FROM (
             concat_ws(': ', a.state, left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)) AS does,
             clock_timestamp() - coalesce(p.prepared, a.xact_start) AS age, a.application_name AS application
         FROM (
-            SELECT q.id, q.xmax AS holder FROM call_open o JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+            SELECT q.id, q.xmax AS holder FROM callq.call_open o JOIN public.call_queue q ON q.id BETWEEN o.call_id AND o.call_id
             UNION ALL
-            SELECT call_id, xmax FROM call_open
+            SELECT call_id, xmax FROM callq.call_open
         ) r
         CROSS JOIN LATERAL (
             SELECT r.holder AS xid
@@ -82,18 +81,18 @@ FROM (
 // Calls that recovery leaves alone, because a statement that includes them fails.
 const setAsideSQL = `
 SELECT 'problem' AS level, format('call %s: %s', id, btrim(left(error_message, 200))) AS what,
-    format('see what is wrong with it (SELECT * FROM call_queue WHERE id = %s) and with the table''s triggers and constraints; '
+    format('see what is wrong with it (SELECT * FROM public.call_queue WHERE id = %s) and with the table''s triggers and constraints; '
         'dispatchers try again each minute', id) AS fix
 FROM (
-    SELECT q.id, q.error_message FROM call_open o JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+    SELECT q.id, q.error_message FROM callq.call_open o JOIN public.call_queue q ON q.id BETWEEN o.call_id AND o.call_id
     UNION ALL
-    SELECT id, error_message FROM call_queue WHERE expires_at <= clock_timestamp() AND status IN ('new', 'error')
+    SELECT id, error_message FROM public.call_queue WHERE expires_at <= clock_timestamp() AND status IN ('new', 'error')
 ) c
 WHERE starts_with(error_message, '` + recovery.IsolatedMessage + `')
 ORDER BY id
 LIMIT 10`
 
-func orphans(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func orphans(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	o, err := backlog.FindOrphans(ctx, pool)
 	what := fmt.Sprintf("%d calls wait and are in no flow, and %d flows do not add up: no claim finds all of those calls",
 		o.Calls, o.Flows)
@@ -104,12 +103,12 @@ func orphans(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 // nobody knows whether it was sent; so nothing repairs that by itself.
 const withoutAttemptSQL = `
 SELECT 'problem' AS level, format('%s calls are dispatched without an open attempt, so nothing will end them: %s', n, ids) AS what,
-    format('to make them (again): UPDATE call_queue SET status = ''new'' WHERE id IN (%s); to give them up: '
+    format('to make them (again): UPDATE public.call_queue SET status = ''new'' WHERE id IN (%s); to give them up: '
         'SET status = ''failed'', failed_at = now(), finished_at = now(), unique_key = NULL', ids) AS fix
 FROM (
     SELECT count(*) AS n, array_to_string((array_agg(id ORDER BY id))[:10], ', ') AS ids
-    FROM call_queue q
-    WHERE status = 'dispatched' AND NOT EXISTS (SELECT FROM call_open o WHERE o.call_id = q.id)
+    FROM public.call_queue q
+    WHERE status = 'dispatched' AND NOT EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id)
 ) q
 WHERE n > 0`
 
@@ -122,12 +121,12 @@ SELECT 'problem' AS level,
         || 'callq work on more machines' AS fix
 FROM (
     SELECT queue, count(*) AS all_of, count(*) FILTER (WHERE outcome = 'not_sent') AS late
-    FROM (SELECT queue, outcome, started_at, finished_at FROM call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) newest
+    FROM (SELECT queue, outcome, started_at, finished_at FROM public.call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) newest
     WHERE finished_at > clock_timestamp() - interval '1 hour' AND started_at IS NOT NULL
     GROUP BY queue
 ) a
 LEFT JOIN LATERAL (
-    SELECT name, send_within FROM call_limits WHERE a.queue = ANY(queues) ORDER BY send_within, name LIMIT 1
+    SELECT name, send_within FROM callq.call_limits WHERE a.queue = ANY(queues) ORDER BY send_within, name LIMIT 1
 ) l ON true
 WHERE a.late >= 10 AND a.late * 20 >= a.all_of
 ORDER BY a.late DESC
@@ -143,9 +142,9 @@ SELECT CASE WHEN since < clock_timestamp() - interval '1 minute' THEN 'problem' 
 FROM (
     SELECT host, min(sent_by) AS since, count(*) AS n,
         (SELECT left(string_agg(DISTINCT c ->> 'limit', ', '), 160)
-         FROM call_attempts b CROSS JOIN LATERAL jsonb_array_elements(b.charged) c
+         FROM public.call_attempts b CROSS JOIN LATERAL jsonb_array_elements(b.charged) c
          WHERE b.host = a.host AND b.arrived_by = ` + limit.UnknownSQL + `) AS limits
-    FROM call_attempts a
+    FROM public.call_attempts a
     WHERE arrived_by = ` + limit.UnknownSQL + `
     GROUP BY host
     ORDER BY n DESC
@@ -157,7 +156,7 @@ FROM (
 const unprovenSQL = `
 WITH newest AS (
     SELECT c ->> 'limit' AS name, a.proof, a.started_at + a.took_ms * interval '1 ms' - a.arrived_by AS late
-    FROM (SELECT * FROM call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) a
+    FROM (SELECT * FROM public.call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) a
     CROSS JOIN LATERAL jsonb_array_elements(a.charged) c
     WHERE a.proof IN ('slack', 'assumed') AND a.finished_at > clock_timestamp() - interval '1 hour'
 )
@@ -176,9 +175,9 @@ FROM newest WHERE proof = 'slack' AND late > interval '1 second' GROUP BY name`
 const refusedSQL = `
 WITH newest AS (
     SELECT c ->> 'limit' AS name, a.outcome = 'refused' OR a.code = 429 AS refused
-    FROM (SELECT * FROM call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) a
+    FROM (SELECT * FROM public.call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 10000) a
     CROSS JOIN LATERAL jsonb_array_elements(a.charged) c
-    JOIN call_limits l ON l.name = c ->> 'limit' AND l.window_size > '0'
+    JOIN callq.call_limits l ON l.name = c ->> 'limit' AND l.window_size > '0'
     WHERE a.finished_at > clock_timestamp() - interval '1 hour'
 )
 SELECT 'problem' AS level, format('the API refused %s of the last %s requests under limit %s, which callq kept. It counts otherwise: docs/apis.md', refused, all_of, left(name, 160)) AS what,
@@ -188,15 +187,15 @@ WHERE refused >= 10 AND refused * 100 > all_of
 UNION ALL
 SELECT 'note', format('limit %s%s is closed until %s: %s', name, ', key ' || nullif(key, ''), date_trunc('second', until), reason),
     format('nothing; if you know that the API takes requests again, callq limits resume %s%s', name, ' --key ' || nullif(key, ''))
-FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() AND spell IS NOT NULL ORDER BY at DESC LIMIT 5) p`
+FROM (SELECT * FROM callq.call_pauses WHERE until > clock_timestamp() AND spell IS NOT NULL ORDER BY at DESC LIMIT 5) p`
 
 // Ended calls that hold a unique key: they were written while callq's triggers were off, and no call of that key can be inserted.
 const endedKeysSQL = `
 SELECT 'problem' AS level, format('%s ended calls hold their unique key, so no other call can have it: %s', n, ids) AS what,
-    format('UPDATE call_queue SET unique_key = NULL WHERE id IN (%s); see that the triggers of call_queue are enabled', ids) AS fix
+    format('UPDATE public.call_queue SET unique_key = NULL WHERE id IN (%s); see that the triggers of call_queue are enabled', ids) AS fix
 FROM (
     SELECT count(*) AS n, array_to_string((array_agg(id ORDER BY id))[:10], ', ') AS ids
-    FROM call_queue
+    FROM public.call_queue
     WHERE unique_key IS NOT NULL AND status IN ('done', 'failed', 'cancelled')
 ) q
 WHERE n > 0`
@@ -209,8 +208,8 @@ SELECT 'problem' AS level,
     format('callq limits reset %s, or callq calls cancel %s', left(name, 160), replace(ids, ',', '')) AS fix
 FROM (
     SELECT l.name, count(*) AS n, array_to_string((array_agg(q.id ORDER BY q.id))[:10], ', ') AS ids
-    FROM call_limits l
-    JOIN call_queue q ON coalesce(q.queue, 'default') = ANY (l.queues) AND q.status IN ('new', 'error') AND q.cost > coalesce((l.shape ->> 'burst')::bigint, l.rate)
+    FROM callq.call_limits l
+    JOIN public.call_queue q ON coalesce(q.queue, 'default') = ANY (l.queues) AND q.status IN ('new', 'error') AND q.cost > coalesce((l.shape ->> 'burst')::bigint, l.rate)
     WHERE l.config IS NOT NULL AND l.count_cost
     GROUP BY l.name
 ) d`

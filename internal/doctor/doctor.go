@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/schema"
 )
 
 // What doctor says is said in the words of package admin, which judges what processes, queues and limits do.
@@ -48,12 +48,12 @@ func of(check string, found []Finding) []Finding {
 // check is a name and a question.
 type check struct {
 	name string
-	look func(context.Context, *pgxpool.Pool) ([]Finding, error)
+	look func(context.Context, schema.DB) ([]Finding, error)
 }
 
 // asks is a question in SQL, which returns findings as rows: level, what, fix.
-func asks(sql string) func(context.Context, *pgxpool.Pool) ([]Finding, error) {
-	return func(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func asks(sql string) func(context.Context, schema.DB) ([]Finding, error) {
+	return func(ctx context.Context, pool schema.DB) ([]Finding, error) {
 		return admin.Collect[Finding](ctx, pool, "ask Postgres", sql)
 	}
 }
@@ -62,7 +62,7 @@ const checkTimeout = 5 * time.Second
 
 // Postgres examines the database. If the schema is not this program's, it skips the checks that need it. It returns an
 // error only if Postgres cannot be reached.
-func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error) {
+func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 	for _, c := range []check{
 		{"clocks", clocks},
 		{"settings", asks(settingsSQL)},
@@ -100,7 +100,7 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) (all []Finding, err error
 }
 
 // run makes an error of Postgres a finding, unless it means that Postgres cannot be reached.
-func (c check) run(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func (c check) run(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	found, err := c.look(bounded, pool)
@@ -125,7 +125,7 @@ func (c check) run(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 
 // status judges what `callq status` shows: which processes are alive and whether they agree, which calls nobody takes,
 // and which limits are shut.
-func status(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func status(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	s, err := admin.ReadStatus(ctx, pool)
 	if err != nil {
 		return nil, err

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/schema"
 )
 
 // What no test can stage on servers that it shares: judged from what they would say.
@@ -112,7 +112,7 @@ func TestOldServer(t *testing.T) {
 func TestHeldByAnotherRole(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs)
 		VALUES (7, 1, 0, 1, 1, now(), now(), now(), '', 'http', 'q', 'http', '', '{}', '{}', '{}')`); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestHeldByAnotherRole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Exec(t.Context(), `SET LOCAL application_name = `+name+`; SELECT FROM call_open FOR UPDATE`); err != nil {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL application_name = `+name+`; SELECT FROM callq.call_open FOR UPDATE`); err != nil {
 			t.Fatal(err)
 		}
 		found, err := asks(heldSQL)(t.Context(), pgtest.AsDaemon(t, pool))
@@ -143,7 +143,7 @@ func TestHeldByAnotherRole(t *testing.T) {
 func TestCheckThatFails(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]admin.Level{"42501": Problem, "57014": Note, "22012": Problem} {
-		found, err := check{"schema version", func(context.Context, *pgxpool.Pool) ([]Finding, error) {
+		found, err := check{"schema version", func(context.Context, schema.DB) ([]Finding, error) {
 			return []Finding{{Level: OK, What: "4"}}, &pgconn.PgError{Code: code, Message: "refused"}
 		}}.run(t.Context(), nil)
 		if err != nil || len(found) != 1 || found[0].Level != want {

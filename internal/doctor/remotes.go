@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 )
 
 // ownLimit is what an API said last of its limit, beside what the configuration says of ours.
@@ -21,7 +20,7 @@ type ownLimit struct {
 }
 
 // ownLimits compares limits of windows with what APIs say they are.
-func ownLimits(ctx context.Context, pool *pgxpool.Pool) (found []Finding, err error) {
+func ownLimits(ctx context.Context, pool schema.DB) (found []Finding, err error) {
 	limits, err := admin.Collect[ownLimit](ctx, pool, "ask Postgres", ownLimitsSQL)
 	for _, l := range limits {
 		if f := l.compare(); f != nil {
@@ -59,11 +58,11 @@ SELECT * FROM (
     SELECT DISTINCT ON (l.name) l.name, CASE WHEN l.per_key AND l.overrides ? r.key THEN r.key ELSE '' END AS key,
         o.rate || CASE WHEN l.per_key AND l.overrides ? r.key THEN jsonb_build_object('units', l.overrides -> r.key) ELSE '{}' END AS rate,
         r.most, CASE WHEN r.reset_at - r.answered_at < l.retry_after THEN r.reset_at - r.answered_at END AS resets
-    FROM call_limits l
+    FROM callq.call_limits l
     CROSS JOIN LATERAL (
         SELECT coalesce(l.config, jsonb_build_object('units', l.rate, 'window', (extract(epoch FROM l.window_size) * 1e9)::bigint) || l.shape) AS rate
     ) o
-    JOIN call_remotes r ON r.limit_name = l.name AND (l.per_key OR r.key = '')
+    JOIN callq.call_remotes r ON r.limit_name = l.name AND (l.per_key OR r.key = '')
     WHERE l.window_size > '0' AND NOT l.count_cost AND coalesce(o.rate ->> 'algorithm', '') NOT LIKE '%bucket'
       AND cardinality(l.queues) > 0 AND r.most > 0 AND r.answered_at > clock_timestamp() - interval '1 day'
     ORDER BY l.name, r.answered_at DESC

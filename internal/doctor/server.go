@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/callq/callq/internal/schema"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -15,7 +15,7 @@ const clockDifference = 500 * time.Millisecond // allowed between machines that 
 
 // clocks compares this machine's clock with Postgres's. callq uses Postgres's alone, but if NTP keeps both and they
 // differ, one of them is wrong.
-func clocks(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+func clocks(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	asked := time.Now()
 	var at time.Time
 	err := pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
@@ -43,8 +43,8 @@ SELECT 'problem' AS level,
         l.name, round(extract(epoch FROM max(u.bucket) - clock_timestamp())),
         date_trunc('second', max(u.bucket) + l.window_size * 1.001)) AS what,
     'it ends by itself; have NTP (chrony) slew the clock rather than step it' AS fix
-FROM call_limits l
-JOIN call_usage u ON u.limit_name = l.name
+FROM callq.call_limits l
+JOIN callq.call_usage u ON u.limit_name = l.name
 WHERE u.bucket < ` + limit.UnknownSQL + ` AND u.bucket > clock_timestamp() + greatest(l.slack, l.arrive_within) + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
 GROUP BY l.name, l.window_size`
 
@@ -53,10 +53,10 @@ const byHandSQL = `
 SELECT 'note' AS level, format('%s %s%s is paused%s: %s', what, name, ', key ' || nullif(key, ''),
         ' until ' || date_trunc('second', nullif(until, 'infinity')), reason) AS what,
     format('callq %ss resume %s%s', what, name, ' --key ' || nullif(key, '')) AS fix
-FROM (SELECT * FROM call_pauses WHERE until > clock_timestamp() AND spell IS NULL ORDER BY at DESC LIMIT 10) p
+FROM (SELECT * FROM callq.call_pauses WHERE until > clock_timestamp() AND spell IS NULL ORDER BY at DESC LIMIT 10) p
 UNION ALL
 SELECT 'note', format('limit %s has a rate that an operator set, not the configuration''s', name), 'callq limits reset ' || name
-FROM call_limits WHERE config IS NOT NULL AND queues <> '{}'`
+FROM callq.call_limits WHERE config IS NOT NULL AND queues <> '{}'`
 
 // Settings of Postgres that callq depends on: the values that are bad, as a regular expression, and the good one. callq's
 // connections set some for themselves; these are what producers and Postgres's own processes get. A statement_timeout is bad

@@ -11,6 +11,7 @@ import (
 
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
@@ -39,17 +40,17 @@ func TestSchemaDrift(t *testing.T) {
 	pool := pgtest.New(t)
 	for _, c := range []struct{ harm, want string }{
 		{`CREATE INDEX mine ON call_queue (status)`, ""},
-		{`DROP INDEX call_inbox_due_idx`, "call_inbox: not what"},
-		{`UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'call_inbox_due_idx'::regclass`, "call_inbox: not what"},
-		{`DROP TRIGGER call_queue_changed ON call_queue`, "call_queue: not what"},
-		{`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`, "call_queue: not what"},
-		{`ALTER TABLE call_queue ALTER priority SET DEFAULT 3`, "call_queue: not what"},
-		{`ALTER TABLE call_queue ALTER cost TYPE integer`, "call_queue: not what"},
-		{`ALTER TABLE call_attempts ALTER outcome DROP NOT NULL`, "call_attempts: not what"},
-		{`ALTER TABLE call_audit DROP change`, "call_audit: not what"},
-		{`ALTER TABLE call_pauses DROP CONSTRAINT call_pauses_pkey`, "call_pauses: not what"},
-		{`GRANT EXECUTE ON FUNCTION callq_calls_inserted TO PUBLIC`, "functions: not what"},
-		{`DROP VIEW call_backlog`, "call_backlog: not what"},
+		{`DROP INDEX callq.call_inbox_due_idx`, "call_inbox: index call_inbox_due_idx is gone, and the migrations made it CREATE INDEX call_inbox_due_idx ON call_inbox"},
+		{`UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'callq.call_inbox_due_idx'::regclass`, "call_inbox: index call_inbox_due_idx is CREATE INDEX call_inbox_due_idx ON call_inbox USING btree (queue, at) INVALID"},
+		{`DROP TRIGGER call_queue_changed ON call_queue`, "call_queue: trigger call_queue_changed is gone"},
+		{`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`, "call_queue: trigger call_queue_inserted is CREATE TRIGGER"},
+		{`ALTER TABLE call_queue ALTER priority SET DEFAULT 3`, "call_queue: column priority is smallint DEFAULT 3, and the migrations made it smallint DEFAULT 5"},
+		{`ALTER TABLE call_queue ALTER cost TYPE integer`, "call_queue: column cost is integer DEFAULT 1, and"},
+		{`ALTER TABLE call_attempts ALTER outcome DROP NOT NULL`, "call_attempts: column outcome is text, and the migrations made it text NOT NULL"},
+		{`ALTER TABLE callq.call_audit DROP change`, "call_audit: column change is gone"},
+		{`ALTER TABLE callq.call_pauses DROP CONSTRAINT call_pauses_pkey`, "call_pauses: constraint call_pauses_pkey is gone"},
+		{`GRANT EXECUTE ON FUNCTION callq.calls_inserted TO PUBLIC`, "functions: calls_inserted() is "},
+		{`DROP VIEW callq.call_backlog`, "call_backlog: column at is gone"},
 	} {
 		t.Run(c.harm, func(t *testing.T) {
 			tx, err := pool.Begin(t.Context())
@@ -87,7 +88,7 @@ func TestSchemaIsKnownElsewhere(t *testing.T) {
 	}
 	// psql's own commands stand in a dump of the newest minors.
 	text := regexp.MustCompile(`(?m)^\\(un)?restrict .*$`).ReplaceAllString(string(sql), "")
-	if _, err := pool.Exec(t.Context(), `DROP SCHEMA public CASCADE; CREATE SCHEMA public; SET search_path = public`); err != nil {
+	if _, err := pool.Exec(t.Context(), `DROP SCHEMA public CASCADE; DROP SCHEMA callq CASCADE; CREATE SCHEMA public; SET search_path = public`); err != nil {
 		t.Fatal(err)
 	}
 	restored := strings.ReplaceAll(text, "CREATE SCHEMA public;", "")
@@ -104,16 +105,11 @@ func TestSchemaIsKnownElsewhere(t *testing.T) {
 		t.Errorf("after a restore: %+v, %v", found, err)
 	}
 
-	config := pool.Config().ConnConfig.Copy()
-	config.RuntimeParams["search_path"] = `"of its own"`
-	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA "of its own"`); err != nil {
+	names := schema.Names{Own: "callq_too", Tables: "Of its own"}
+	if _, err := migrations.Up(t.Context(), pool.Config().ConnConfig, names); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.Up(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
-	other := pgtest.Another(t, pool, map[string]string{"search_path": `"of its own"`})
-	if found, err := drift(t.Context(), other); len(found) > 0 || err != nil {
+	if found, err := drift(t.Context(), names.In(pool)); len(found) > 0 || err != nil {
 		t.Errorf("in another schema: %+v, %v", found, err)
 	}
 }

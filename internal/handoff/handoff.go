@@ -112,7 +112,7 @@ func (b *Broker) Open(ctx context.Context) error {
 
 // The id is drawn once, by whoever asks first, and stays with the data.
 const databaseSQL = `
-INSERT INTO call_meta (name, position) VALUES ('database', $1)
+INSERT INTO callq.call_meta (name, position) VALUES ('database', $1)
 ON CONFLICT (name) DO UPDATE SET position = call_meta.position
 RETURNING position`
 

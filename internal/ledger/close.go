@@ -14,8 +14,8 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Closing ends an attempt.
@@ -105,7 +105,7 @@ func (c *Closer) Warm(ctx context.Context, db Beginner) error {
 
 // CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls that it
 // skipped.
-func CloseFree(ctx context.Context, db *pgxpool.Pool, closings []Closing) (closed, busy []int64, err error) {
+func CloseFree(ctx context.Context, db schema.DB, closings []Closing) (closed, busy []int64, err error) {
 	id := func(c Closing) int64 { return c.CallID }
 	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
 		closed, _, err = closeRead(ctx, tx, free, "100ms")
@@ -251,12 +251,12 @@ func (c Closing) settled() *int64 {
 // deleted and inserted again. It numbers the attempts of former calls from 0 down. They stay charged.
 const setAsideSQL = `
 WITH former AS (
-    SELECT a.call_id, a.attempt, least((SELECT min(attempt) FROM call_attempts WHERE call_id = a.call_id), 1)
+    SELECT a.call_id, a.attempt, least((SELECT min(attempt) FROM public.call_attempts WHERE call_id = a.call_id), 1)
         - row_number() OVER (PARTITION BY a.call_id ORDER BY a.attempt DESC) AS becomes
-    FROM call_open o JOIN call_attempts a ON a.call_id = ANY (ARRAY[o.call_id]) AND a.attempt >= o.attempt
+    FROM callq.call_open o JOIN public.call_attempts a ON a.call_id = ANY (ARRAY[o.call_id]) AND a.attempt >= o.attempt
     WHERE o.call_id = ANY($1::bigint[])
 )
-UPDATE call_attempts a SET attempt = f.becomes FROM former f WHERE a.call_id = ANY (ARRAY[f.call_id]) AND a.attempt = f.attempt
+UPDATE public.call_attempts a SET attempt = f.becomes FROM former f WHERE a.call_id = ANY (ARRAY[f.call_id]) AND a.attempt = f.attempt
 RETURNING a.call_id`
 
 // Policy is how a queue retries.

@@ -19,7 +19,7 @@ const (
 	// is removed unless the limits are as the charges were worked out from, nor one whose request was acknowledged or read
 	// earlier than the charges say.
 	closeRemoved = `removed AS (
-    DELETE FROM call_open o
+    DELETE FROM callq.call_open o
     USING unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[], @outcomes::text[], @errors::text[],
             @results::text[], @requests::smallint[], @codes::smallint[], @took::int[], @settled::bigint[], @arrived::timestamptz[], @ends::timestamptz[],
             @charges::text[], @acked::timestamptz[], @overtaken::timestamptz[], @hosts::text[], @sent_by::timestamptz[], @proofs::text[],
@@ -27,13 +27,13 @@ const (
         AS c (call_id, attempt, token, unstarted, outcome, error, result, requests, code, took_ms, settled, arrived_by, ends,
             charges, acked, overtaken, host, sent_by, proof, epoch, status, failed, delay)
     WHERE o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt AND o.epoch = c.epoch
-      AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.arrived_by IS NOT NULL OR o.epoch = (SELECT callq_epoch())))
+      AND (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.arrived_by IS NOT NULL OR o.epoch = (SELECT callq.epoch())))
       AND (o.acked_at IS NULL OR c.acked <= o.acked_at OR c.arrived_by IS NULL)
       AND (o.overtaken_at IS NULL OR c.overtaken <= o.overtaken_at OR c.arrived_by IS NULL)
       AND (SELECT set_config('lock_timeout', @wait, true)) = @wait
       AND NOT EXISTS (
         SELECT FROM unnest(@limits::text[], @stamps::text[]) AS s (name, stamp)
-        WHERE coalesce((SELECT ` + stampOf + ` FROM call_limits l WHERE l.name = s.name), '') <> s.stamp)
+        WHERE coalesce((SELECT ` + stampOf + ` FROM callq.call_limits l WHERE l.name = s.name), '') <> s.stamp)
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at, o.started_at, o.queue, o.task, o.key, o.worker, clock_timestamp() AS now,
         c.outcome, c.error, c.result, c.requests, c.code, c.took_ms, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay,
         c.host, c.sent_by, c.proof
@@ -46,7 +46,7 @@ const (
 	// call moves the calls on. One that was cancelled meanwhile stays cancelled, and has the attempt's error and failure. The
 	// subquery keeps an UPDATE from carrying all columns of removed.
 	closeCall = `, call AS (
-    UPDATE call_queue q
+    UPDATE public.call_queue q
     SET status        = CASE q.status WHEN 'dispatched' THEN e.status ELSE q.status END,
         failed_count  = q.failed_count + (e.failed IS TRUE AND q.failed_count < 2147483647)::int,
         error_message = e.error,
@@ -61,13 +61,13 @@ const (
 
 	// whole says whether all closings end a row. It errs, as a serialization failure does, if only some do.
 	closeWhole = `, whole AS (
-    SELECT CASE count(*) WHEN cardinality(@ids::bigint[]) THEN true WHEN 0 THEN false ELSE callq_changed() END AS ok FROM removed
+    SELECT CASE count(*) WHEN cardinality(@ids::bigint[]) THEN true WHEN 0 THEN false ELSE callq.changed() END AS ok FROM removed
 )`
 
 	// charged adds the charges to the usage, in the connection's shard: below 0 where a failover found the attempt open, and 0 where
 	// nobody knows until when they count (Prove). All statements lock rows in the order of the arrays.
 	closeCharged = `, charged AS (
-    INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
+    INSERT INTO callq.call_usage AS u (limit_name, key, bucket, shard, used)
     SELECT name, key, bucket, side * pg_backend_pid(), cost
     FROM unnest(@used_limits::text[], @used_keys::text[], @buckets::timestamptz[], @sides::int[], @costs::bigint[])
         AS c (name, key, bucket, side, cost)
@@ -78,14 +78,14 @@ const (
 	// freed wakes the flows of keys whose units come free sooner than claims could foresee (internal/backlog). A trigger
 	// enters the call itself if it waits again.
 	closeFreed = `, freed AS (
-    INSERT INTO call_inbox (queue, at, key)
+    INSERT INTO callq.call_inbox (queue, at, key)
     SELECT queue, clock_timestamp(), key
     FROM unnest(@freed_queues::text[], @freed_keys::text[]) AS f (queue, key)
     WHERE EXISTS (SELECT FROM removed)
 )`
 
 	closeLedger = `
-INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, settled, claimed_at, started_at, arrived_by, finished_at,
+INSERT INTO public.call_attempts (call_id, attempt, requests, code, took_ms, cost, settled, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, error, charged, result, host, sent_by, proof)
 SELECT e.call_id, e.attempt, e.requests, e.code, e.took_ms, e.cost, e.settled, e.claimed_at, e.started_at,
     CASE WHEN e.ends IS NULL THEN e.arrived_by ELSE greatest(e.arrived_by, e.ends, e.now) END, e.now, e.outcome, e.queue, e.task, e.key,
@@ -101,16 +101,16 @@ const (
 	openSQL = `
 SELECT c.nth, o.epoch, o.task, o.cost, o.limits, o.keys, o.costs, coalesce(o.started_at, o.claimed_at) AS from,
     CASE WHEN o.started_at IS NOT NULL THEN o.send_within END AS send_within,
-    o.acked_at - o.started_at AS acked, o.overtaken_at - o.started_at AS overtaken, o.epoch <> (SELECT callq_epoch()) AS former
+    o.acked_at - o.started_at AS acked, o.overtaken_at - o.started_at AS overtaken, o.epoch <> (SELECT callq.epoch()) AS former
 FROM unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @unstarted::bool[], @charged::bool[])
     WITH ORDINALITY AS c (call_id, attempt, token, unstarted, charged, nth)
-JOIN call_open o ON o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
-WHERE (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq_epoch())))
+JOIN callq.call_open o ON o.call_id BETWEEN c.call_id AND c.call_id AND o.attempt = c.attempt
+WHERE (o.token = c.token OR o.token IS NULL AND c.unstarted AND (c.charged OR o.epoch = (SELECT callq.epoch())))
   AND (SELECT set_config('lock_timeout', @wait, true)) = @wait
 FOR UPDATE OF o`
 
 	rulesSQL = `
 SELECT l.name, ` + stampOf + ` AS stamp, l.epoch, coalesce(l.anchor, '') AS anchor, l.window_size, l.proof, l.slack, l.arrive_within,
     coalesce(l.bucket_width, l.window_size / 200) AS width, l.per_key, l.count_cost, l.known_at, l.queues
-FROM call_limits l`
+FROM callq.call_limits l`
 )

@@ -8,6 +8,7 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/schema"
 )
 
 // Whatever pool a worker is given, its sessions are set as callq's statements need it.
@@ -18,7 +19,7 @@ func TestConnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(given.Close)
-	own, end, err := ledger.Connect(t.Context(), given, 8)
+	own, end, err := ledger.Connect(t.Context(), given, schema.Names{}, 8)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,13 +33,13 @@ func TestConnect(t *testing.T) {
 			t.Errorf("%s is %q (%v), want %q", name, got, err, want)
 		}
 	}
-	if n := own.Config().MaxConns; n < 8 {
+	if n := own.(*pgxpool.Pool).Config().MaxConns; n < 8 {
 		t.Errorf("%d connections", n)
 	}
 	if given.Stat().AcquireCount() > 0 {
 		t.Error("the pool that was given was used")
 	}
-	again, _, err := ledger.Connect(t.Context(), own, 8)
+	again, _, err := ledger.Connect(t.Context(), own.(*pgxpool.Pool), schema.Names{}, 8)
 	if err != nil || again != own {
 		t.Errorf("a pool that has all of it is not used as it is (%v)", err)
 	}
@@ -56,16 +57,16 @@ func TestConnectThroughAPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(given.Close)
-	own, end, err := ledger.Connect(t.Context(), given, given.Config().MaxConns+1)
+	own, end, err := ledger.Connect(t.Context(), given, schema.Names{}, given.Config().MaxConns+1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer end()
-	params := own.Config().ConnConfig.RuntimeParams
+	params := own.(*pgxpool.Pool).Config().ConnConfig.RuntimeParams
 	if own == given || params["plan_cache_mode"] != "" || params["application_name"] != "shop" {
 		t.Errorf("its parameters are %v", params)
 	}
-	if own.Config().ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheDescribe {
+	if own.(*pgxpool.Pool).Config().ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheDescribe {
 		t.Error("its way of sending statements is another")
 	}
 }

@@ -11,7 +11,7 @@ const DataSQL = `(SELECT CASE WHEN octet_length(text) <= most THEN text END FROM
         ELSE coalesce(q.call_data, '{}')::text END AS text OFFSET 0) d)`
 
 // MostSQL is a row with most: the bytes that calls.max_data allows.
-const MostSQL = `(SELECT coalesce(max(position), 262144) AS most FROM call_meta WHERE name = 'max_data') m`
+const MostSQL = `(SELECT coalesce(max(position), 262144) AS most FROM callq.call_meta WHERE name = 'max_data') m`
 
 // digitsSQL is a lower bound of what numbers print as, short by a tenth at most. It costs about as much as skipping over them.
 const digitsSQL = `(SELECT coalesce(sum(scale(n::numeric) + CASE

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Answered says that a request to a host was written at Written or later, and answered by Answered, on Postgres's clock.
@@ -32,7 +32,7 @@ func AnsweredHosts(ctx context.Context, db DB) ([]Answered, error) {
 const answeredHostsSQL = `
 SELECT host, coalesce(written_at, timestamptz '0001-01-01 00:00:00Z'), coalesce(answered_at, timestamptz '0001-01-01 00:00:00Z'),
     clock_timestamp()
-FROM call_hosts
+FROM callq.call_hosts
 WHERE answered_at < clock_timestamp() + interval '100 ms' IS NOT FALSE`
 
 // TellHosts stores that requests to some hosts are in doubt, and what was answered of others.
@@ -48,7 +48,7 @@ func TellHosts(ctx context.Context, db DB, doubtful []string, answered []Answere
 
 // tellHostsSQL locks rows in the order of the hosts, each once.
 const tellHostsSQL = `
-INSERT INTO call_hosts AS h (host, asked_at, written_at, answered_at)
+INSERT INTO callq.call_hosts AS h (host, asked_at, written_at, answered_at)
 SELECT host, clock_timestamp(), max(written_at), max(answered_at)
 FROM (
     SELECT unnest(@doubtful::text[]) AS host, NULL::timestamptz AS written_at, NULL::timestamptz AS answered_at
@@ -68,7 +68,7 @@ WHERE excluded.written_at > coalesce(h.written_at, '-infinity') OR h.asked_at < 
 // them was written, or since it was probed, the oldest counts as arrived now, without a proof: so one request at a time asks the host
 // whether it is back. No queue keeps a request for a day: what is older has arrived, or never will. It returns how many were
 // proven, and how many were assumed.
-func Prove(ctx context.Context, db *pgxpool.Pool) (proven, assumed int, err error) {
+func Prove(ctx context.Context, db schema.DB) (proven, assumed int, err error) {
 	var doubt bool
 	if err := db.QueryRow(ctx, inDoubtSQL).Scan(&doubt); err != nil || !doubt {
 		return 0, 0, Wrap("look for requests in doubt", err)
@@ -92,11 +92,11 @@ func LetOff(ctx context.Context, tx pgx.Tx, limitName string) (n int, err error)
 
 const (
 	inDoubtSQL = `
-SELECT EXISTS (SELECT FROM call_hosts) OR EXISTS (SELECT FROM call_attempts WHERE arrived_by = ` + limit.UnknownSQL + `)`
+SELECT EXISTS (SELECT FROM callq.call_hosts) OR EXISTS (SELECT FROM public.call_attempts WHERE arrived_by = ` + limit.UnknownSQL + `)`
 
 	askHostsSQL = `
-INSERT INTO call_hosts AS h (host, asked_at)
-SELECT host, clock_timestamp() FROM call_attempts WHERE arrived_by = ` + limit.UnknownSQL + ` AND host IS NOT NULL
+INSERT INTO callq.call_hosts AS h (host, asked_at)
+SELECT host, clock_timestamp() FROM public.call_attempts WHERE arrived_by = ` + limit.UnknownSQL + ` AND host IS NOT NULL
 GROUP BY host
 ORDER BY host
 ON CONFLICT (host) DO UPDATE SET asked_at = excluded.asked_at WHERE h.asked_at < clock_timestamp() - interval '10 seconds'`
@@ -104,7 +104,7 @@ ON CONFLICT (host) DO UPDATE SET asked_at = excluded.asked_at WHERE h.asked_at <
 	// Workers ask again each second while a request is in doubt. What was answered in the future was so before the clock was set
 	// back: soon the same times come again.
 	forgetHostsSQL = `
-DELETE FROM call_hosts
+DELETE FROM callq.call_hosts
 WHERE asked_at < clock_timestamp() - interval '1 minute' OR asked_at > clock_timestamp() + interval '1 minute'
    OR answered_at > clock_timestamp() + interval '100 ms'`
 
@@ -112,8 +112,8 @@ WHERE asked_at < clock_timestamp() - interval '1 minute' OR asked_at > clock_tim
 	provenSQL = `
 WITH settled AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, h.answered_at AS at, 'later' AS proof, NULL AS only
-    FROM call_hosts h
-    JOIN call_attempts a ON a.host = h.host AND a.sent_by + interval '2 seconds' <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
+    FROM callq.call_hosts h
+    JOIN public.call_attempts a ON a.host = h.host AND a.sent_by + interval '2 seconds' <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
     ORDER BY a.call_id, a.attempt
     LIMIT 500
     FOR NO KEY UPDATE OF a SKIP LOCKED
@@ -124,26 +124,26 @@ WITH settled AS MATERIALIZED (
 	assumedSQL = `
 WITH due AS MATERIALIZED (
     SELECT h.host, a.call_id, a.attempt
-    FROM call_hosts h
+    FROM callq.call_hosts h
     CROSS JOIN LATERAL (
-        SELECT * FROM call_attempts WHERE host = h.host AND arrived_by = ` + limit.UnknownSQL + ` ORDER BY sent_by LIMIT 1
+        SELECT * FROM public.call_attempts WHERE host = h.host AND arrived_by = ` + limit.UnknownSQL + ` ORDER BY sent_by LIMIT 1
     ) a
     CROSS JOIN LATERAL (
-        SELECT max(sent_by) AS at FROM call_attempts WHERE host = h.host AND arrived_by = ` + limit.UnknownSQL + `
+        SELECT max(sent_by) AS at FROM public.call_attempts WHERE host = h.host AND arrived_by = ` + limit.UnknownSQL + `
     ) last
     CROSS JOIN LATERAL (
         SELECT max(l.arrive_within) AS within
-        FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) JOIN call_limits l ON l.name = c."limit"
+        FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) JOIN callq.call_limits l ON l.name = c."limit"
         WHERE c.until = ` + limit.UnknownSQL + `
     ) w
     WHERE greatest(last.at, h.probed_at, h.answered_at) + least(coalesce(w.within, '10 seconds'), '1 day') * (1 + (hashtext(h.host || last.at) & 255) / 512.0) < clock_timestamp()
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ), probed AS (
-    UPDATE call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
+    UPDATE callq.call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
 ), settled AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, NULL AS only
     FROM due d
-    JOIN call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
+    JOIN public.call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
     FOR NO KEY UPDATE OF a SKIP LOCKED
 )`
 
@@ -151,7 +151,7 @@ WITH due AS MATERIALIZED (
 WITH settled AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at,
         'assumed' AS proof, NULL AS only
-    FROM call_attempts a
+    FROM public.call_attempts a
     WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND greatest(a.sent_by, a.finished_at) < clock_timestamp() - interval '1 day'
     ORDER BY a.call_id, a.attempt
     LIMIT 500
@@ -162,7 +162,7 @@ WITH settled AS MATERIALIZED (
 	letOffSQL = `
 WITH settled AS MATERIALIZED (
     SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, $1::text AS only
-    FROM call_attempts a
+    FROM public.call_attempts a
     WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND EXISTS (
         SELECT FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) WHERE c."limit" = $1 AND c.until = a.arrived_by)
     ORDER BY a.call_id, a.attempt
@@ -188,9 +188,9 @@ WITH settled AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT c.until = ` + limit.UnknownSQL + ` AND coalesce(c."limit" = s.only, true) AS was_unknown
     ) m
-    LEFT JOIN call_limits l ON l.name = c."limit"
+    LEFT JOIN callq.call_limits l ON l.name = c."limit"
 ), arrived AS (
-    UPDATE call_attempts a
+    UPDATE public.call_attempts a
     SET arrived_by = e.arrived_by, proof = e.proof, charged = e.charged
     FROM (
         SELECT call_id, attempt, proof, max(until) AS arrived_by,
@@ -199,12 +199,12 @@ WITH settled AS MATERIALIZED (
     ) e
     WHERE a.call_id = ANY (ARRAY[e.call_id]) AND a.attempt = e.attempt
 ), released AS (
-    UPDATE call_usage u
+    UPDATE callq.call_usage u
     SET used = u.used - c.cost
     FROM (SELECT name, used_key AS key, sum(used_cost) AS cost FROM charges WHERE was_unknown AND used_cost > 0 GROUP BY 1, 2) c
     WHERE u.limit_name = ANY (ARRAY[c.name]) AND u.key = c.key AND u.bucket = ` + limit.UnknownSQL + ` AND u.shard = 0
 ), charged AS (
-    INSERT INTO call_usage AS u (limit_name, key, bucket, shard, used)
+    INSERT INTO callq.call_usage AS u (limit_name, key, bucket, shard, used)
     SELECT name, used_key, CASE WHEN window_size > '0' THEN date_bin(width, greatest(until, known_at + width), 'epoch') + width ELSE until END,
         pg_backend_pid(), sum(used_cost)
     FROM charges WHERE was_unknown AND used_cost > 0 AND window_size IS NOT NULL

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -53,7 +54,7 @@ func Settings() map[string]string {
 // Connect returns a pool made from another's configuration, whose sessions have [Settings], without which calls take ten times
 // as long, and which has at least so many connections; or the pool, if it has all of it. A pooler in transaction mode passes
 // no settings on but the encoding: there the role must have them. end closes a pool that Connect made.
-func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpool.Pool, end func(), err error) {
+func Connect(ctx context.Context, pool *pgxpool.Pool, names schema.Names, atLeast int32) (db schema.DB, end func(), err error) {
 	config := pool.Config() // a copy
 	params, wanted := config.ConnConfig.RuntimeParams, Settings()
 	if params["application_name"] != "" {
@@ -64,14 +65,15 @@ func Connect(ctx context.Context, pool *pgxpool.Pool, atLeast int32) (own *pgxpo
 	}
 	maps.DeleteFunc(wanted, func(name, value string) bool { return params[name] == value })
 	if len(wanted) == 0 && config.MaxConns >= atLeast {
-		return pool, func() {}, nil
+		return names.In(pool), func() {}, nil
 	}
 	maps.Copy(params, wanted)
 	config.MaxConns = max(config.MaxConns, atLeast)
-	if own, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+	own, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
 		return nil, nil, err
 	}
-	return own, func() {
+	return names.In(own), func() {
 		closed := make(chan struct{})
 		go func() { own.Close(); close(closed) }()
 		select {
@@ -137,7 +139,7 @@ func up(d *time.Duration) *time.Duration {
 // onFree runs a statement on those entries whose attempts nobody else has locked, nor, with calls, their calls. It returns the
 // calls of the others.
 func onFree[R any](
-	ctx context.Context, db *pgxpool.Pool, calls bool, list []R, id func(R) int64, run func(pgx.Tx, []R) error,
+	ctx context.Context, db schema.DB, calls bool, list []R, id func(R) int64, run func(pgx.Tx, []R) error,
 ) (busy []int64, err error) {
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
 		if busy, err = queryIDs(ctx, tx, busySQL, column(list, id), calls); err != nil {
@@ -155,12 +157,12 @@ func onFree[R any](
 // busySQL locks the free rows for the transaction, and returns the others.
 const busySQL = `
 WITH open AS MATERIALIZED (
-    SELECT call_id FROM call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE SKIP LOCKED
-), calls AS MATERIALIZED (SELECT id FROM call_queue WHERE $2 AND id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+    SELECT call_id FROM callq.call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE SKIP LOCKED
+), calls AS MATERIALIZED (SELECT id FROM public.call_queue WHERE $2 AND id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
 SELECT DISTINCT a.id
 FROM unnest($1::bigint[]) AS a (id)
-WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.id AND a.id)
-   OR $2 AND a.id NOT IN (SELECT id FROM calls) AND EXISTS (SELECT FROM call_queue q WHERE q.id BETWEEN a.id AND a.id)`
+WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM callq.call_open o WHERE o.call_id BETWEEN a.id AND a.id)
+   OR $2 AND a.id NOT IN (SELECT id FROM calls) AND EXISTS (SELECT FROM public.call_queue q WHERE q.id BETWEEN a.id AND a.id)`
 
 // ErrBusy: another transaction has locked the row of a call or of its attempt.
 var ErrBusy = errors.New("another transaction holds the call's row")

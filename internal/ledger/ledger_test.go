@@ -66,7 +66,7 @@ func TestOppositeOrders(t *testing.T) {
 		}
 		return n, err
 	})
-	ledgertest.Exec(t, pool, `UPDATE call_open SET token = NULL`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET token = NULL`)
 	race("closed", func(_ int64, ids []int64) (int, error) {
 		var closings []ledger.Closing
 		for _, id := range ids {
@@ -90,11 +90,11 @@ func TestClose(t *testing.T) {
 		Arrival: &limit.Arrival{By: &by, Written: time.Second, EndBy: &by, Closed: time.Second}, Status: callqueue.StatusDone,
 	})
 	ledgertest.Want(t, pool, `SELECT status = 'done' AND unique_key IS NULL AND finished_at IS NOT NULL AND failed_count = 0 FROM call_queue`)
-	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM call_open`)
+	ledgertest.Want(t, pool, `SELECT count(*) = 0 FROM callq.call_open`)
 	ledgertest.Want(t, pool, `SELECT outcome = 'done' AND arrived_by = $1::timestamptz + interval '40 ms' AND result->>'status' = '200'
 		AND (charged->0->>'until')::timestamptz = arrived_by AND charged->0->>'limit' = 'api' FROM call_attempts`, startedAt)
 	ledgertest.Want(t, pool, `SELECT sum(used) = 1 AND min(bucket) >= $1::timestamptz + interval '40 ms'
-		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM call_usage`, startedAt)
+		AND min(bucket) <= $1::timestamptz + interval '90 ms' FROM callq.call_usage`, startedAt)
 }
 
 // The ledger may have attempts of a former call with the same id. They stay, and prevent no close.
@@ -182,9 +182,9 @@ func TestCloseUntil(t *testing.T) {
 		for anchor, after := range map[string]int64{"start": c.start, "finish": c.finish} {
 			ledgertest.Trial(t, pool, c.name+", anchor "+anchor, func(t *testing.T, tx pgx.Tx) {
 				id := ledgertest.Open(t, tx)
-				ledgertest.Exec(t, tx, `UPDATE call_limits SET anchor = $1, slack = '100 ms'`, anchor)
+				ledgertest.Exec(t, tx, `UPDATE callq.call_limits SET anchor = $1, slack = '100 ms'`, anchor)
 				startedAt := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7].StartedAt
-				ledgertest.Exec(t, tx, `UPDATE call_open SET send_within = NULL WHERE $1 LIKE '%no gate%'`, c.name)
+				ledgertest.Exec(t, tx, `UPDATE callq.call_open SET send_within = NULL WHERE $1 LIKE '%no gate%'`, c.name)
 				ledgertest.Close(t, tx, ledger.Closing{
 					CallID: id, Attempt: 1, Token: 7, Outcome: callqueue.OutcomeError, Error: "x",
 					Arrival: &c.arrival, Status: callqueue.StatusError, Failed: true, Delay: ms(1000),
@@ -214,7 +214,7 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 		{"in doubt, started", true, ``, ledger.Closing{Attempt: 1, Token: 7, Unstarted: true}, true},
 		{"in doubt, not started", false, ``, ledger.Closing{Attempt: 1, Token: 7, Unstarted: true}, true},
 		{"by a token that never started it", false, ``, ledger.Closing{Attempt: 1, Token: 7}, false},
-		{"a late result of an older attempt", true, `UPDATE call_open SET attempt = 2`, ledger.Closing{Attempt: 1, Token: 7}, false},
+		{"a late result of an older attempt", true, `UPDATE callq.call_open SET attempt = 2`, ledger.Closing{Attempt: 1, Token: 7}, false},
 	}
 	pool := pgtest.New(t)
 	for _, c := range cases {
@@ -240,7 +240,7 @@ func TestCloseIsCompareAndSet(t *testing.T) {
 				return
 			}
 			ledgertest.Want(t, tx, `SELECT charged = '[]' AND arrived_by IS NULL FROM call_attempts`)
-			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM call_usage`)
+			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM callq.call_usage`)
 			ledgertest.Want(t, tx, `SELECT status = 'new' FROM call_queue`)
 		})
 	}
@@ -264,7 +264,7 @@ func TestCloseLeavesTheCallThatMovedOn(t *testing.T) {
 			})
 			ledgertest.Want(t, tx, `SELECT count(*) = 0 FROM call_queue WHERE status <> 'cancelled'`)
 			ledgertest.Want(t, tx, `SELECT count(*) = 1 FROM call_attempts WHERE outcome = 'done'`)
-			ledgertest.Want(t, tx, `SELECT sum(used) = 1 FROM call_usage`)
+			ledgertest.Want(t, tx, `SELECT sum(used) = 1 FROM callq.call_usage`)
 		})
 	}
 }
@@ -284,7 +284,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	for _, sql := range []string{`SELECT 1 FROM call_open WHERE call_id = $1 FOR UPDATE`, cancel} {
+	for _, sql := range []string{`SELECT 1 FROM callq.call_open WHERE call_id = $1 FOR UPDATE`, cancel} {
 		if _, err := tx.Exec(t.Context(), sql, during); err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +311,7 @@ func TestCloseOfACancelledCall(t *testing.T) {
 	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_queue WHERE status = 'cancelled' AND failed_count = 1 AND failed_at IS NULL
 		AND run_at <= now() AND finished_at > now() - interval '50 min' AND error_message = 'x'`)
 	ledgertest.Want(t, pool, `SELECT count(*) = 2 FROM call_attempts WHERE outcome = 'lost'`)
-	ledgertest.Want(t, pool, `SELECT sum(used) = 2 FROM call_usage`)
+	ledgertest.Want(t, pool, `SELECT sum(used) = 2 FROM callq.call_usage`)
 	if report, err := verify.Run(t.Context(), pool, verify.Options{}); err != nil || len(report.Findings) > 0 {
 		t.Errorf("verify: %+v, %v", report, err)
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Paused is a queue or a limit that is paused: nothing of it may be claimed. With a key, only that key is paused.
@@ -28,7 +28,7 @@ var ErrUnknown = errors.New("there is no such queue or limit")
 
 // Pause stops claims, and then recalls the claimed attempts that have not started, and returns how many. Once it returns,
 // nothing starts that was not running. After an error of the recall, which waits for locks, claims stay stopped.
-func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err error) {
+func Pause(ctx context.Context, pool schema.DB, p Paused) (recalled int, err error) {
 	_, err = underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
 		"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
 		"reason": p.Reason, "by": p.By,
@@ -48,13 +48,13 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, p Paused) (recalled int, err
 // AwaitAheadSQL waits until what was claimed ahead starts: a fifth of a second at most.
 const AwaitAheadSQL = `
 SELECT pg_sleep_for(max(greatest(claimed_at, started_at)) - clock_timestamp() + interval '1 us')
-FROM call_open
+FROM callq.call_open
 WHERE greatest(claimed_at, started_at) BETWEEN clock_timestamp() AND clock_timestamp() + $1::interval`
 
 // pauseSQL takes the place of a closing by the API, too: it ends without a probe.
 const pauseSQL = `
 WITH paused AS (
-    INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by)
+    INSERT INTO callq.call_pauses AS p (what, name, key, until, reason, at, by)
     VALUES (@what, @name, @key, coalesce(@until::timestamptz, clock_timestamp() + @for::interval, 'infinity'),
         @reason, clock_timestamp(), @by)
     ON CONFLICT (what, name, key) DO UPDATE
@@ -62,7 +62,7 @@ WITH paused AS (
         spell = NULL, call_id = NULL, attempt = NULL, probed_at = NULL
     RETURNING what, until
 ), audited AS (
-    INSERT INTO call_audit (at, by, what, name, change)
+    INSERT INTO callq.call_audit (at, by, what, name, change)
     SELECT clock_timestamp(), @by, what, @name, 'paused' || ` + forKeySQL + ` || CASE WHEN isfinite(until) THEN
         to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE '' END || ': ' || @reason
     FROM paused
@@ -72,7 +72,7 @@ SELECT FROM paused`
 const forKeySQL = `CASE WHEN @key <> '' THEN ' for key ' || @key ELSE '' END`
 
 // Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
-func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string) (was bool, err error) {
+func Resume(ctx context.Context, pool schema.DB, what, name, key, by string) (was bool, err error) {
 	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{"what": what, "name": name, "key": key, "by": by})
 	return was, Wrap(fmt.Sprintf("resume %s %q", what, name), err)
 }
@@ -80,32 +80,32 @@ func Resume(ctx context.Context, pool *pgxpool.Pool, what, name, key, by string)
 // resumeSQL wakes the dispatchers, and the key's flows, which may have been parked while it was paused (internal/backlog).
 const resumeSQL = `
 WITH resumed AS (
-    DELETE FROM call_pauses WHERE what = @what AND name = @name AND key = @key RETURNING what, name, key
+    DELETE FROM callq.call_pauses WHERE what = @what AND name = @name AND key = @key RETURNING what, name, key
 ), audited AS (
-    INSERT INTO call_audit (at, by, what, name, change)
+    INSERT INTO callq.call_audit (at, by, what, name, change)
     SELECT clock_timestamp(), @by, what, name, 'resumed' || ` + forKeySQL + ` FROM resumed
 ), woken AS (
-    INSERT INTO call_inbox (queue, at, key)
+    INSERT INTO callq.call_inbox (queue, at, key)
     SELECT q.queue, clock_timestamp(), r.key
     FROM resumed r
     CROSS JOIN LATERAL (
         SELECT r.name AS queue WHERE r.what = 'queue'
         UNION ALL
-        SELECT unnest(queues) FROM call_limits WHERE r.what = 'limit' AND name = r.name
+        SELECT unnest(queues) FROM callq.call_limits WHERE r.what = 'limit' AND name = r.name
     ) q
     WHERE r.key <> ''
 )
 SELECT pg_notify('` + callqueue.WakeChannel + `', '') FROM resumed`
 
 // AuditSQL records who changed what, and how.
-const AuditSQL = `INSERT INTO call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
+const AuditSQL = `INSERT INTO callq.call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
 
 // underLock runs a statement under the lock that claims take, and reports whether it returned a row. It sees what a claim
 // commits while it waits for the lock.
-func underLock(ctx context.Context, pool *pgxpool.Pool, what, name, sql string, args pgx.StrictNamedArgs) (row bool, err error) {
-	lock := `SELECT FROM call_queues WHERE name = $1 FOR NO KEY UPDATE`
+func underLock(ctx context.Context, pool schema.DB, what, name, sql string, args pgx.StrictNamedArgs) (row bool, err error) {
+	lock := `SELECT FROM callq.call_queues WHERE name = $1 FOR NO KEY UPDATE`
 	if what == "limit" {
-		lock = `SELECT FROM call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
+		lock = `SELECT FROM callq.call_limits WHERE name = $1 AND cardinality(queues) > 0 FOR NO KEY UPDATE`
 	}
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, lock, name)
@@ -141,8 +141,8 @@ func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, wh
 }
 
 const recallSQL = `
-SELECT call_id, attempt FROM call_open
-WHERE started_at IS NULL AND epoch = (SELECT callq_epoch())
+SELECT call_id, attempt FROM callq.call_open
+WHERE started_at IS NULL AND epoch = (SELECT callq.epoch())
   AND CASE $1 WHEN 'queue' THEN queue = ANY($2::text[]) ELSE limits && $2::text[] END AND ($3 = '' OR key = $3)
 ORDER BY call_id
 FOR UPDATE`

@@ -54,9 +54,9 @@ SELECT l.name, jsonb_build_object('units', l.rate, 'window', (extract(epoch FROM
     l.per_key, l.count_cost, l.hosts, g.gained, clock_timestamp() AS now,
     ARRAY(SELECT jsonb_array_elements_text(coalesce(l.headers -> 'wait', '[]'))) AS wait,
     ARRAY(SELECT jsonb_array_elements_text(coalesce(l.headers -> 'off', '[]'))) AS off
-FROM call_limits l
+FROM callq.call_limits l
 CROSS JOIN LATERAL (
-    SELECT coalesce(sum(by), '0') AS gained FROM call_clock_gains WHERE by > '0' AND at > clock_timestamp() - 2 * l.window_size - interval '10 minutes'
+    SELECT coalesce(sum(by), '0') AS gained FROM callq.call_clock_gains WHERE by > '0' AND at > clock_timestamp() - 2 * l.window_size - interval '10 minutes'
 ) g
 WHERE l.name = ANY($1)`
 
@@ -90,23 +90,23 @@ WITH told AS MATERIALIZED (
         l.trust <> 'ignore' AND l.window_size > '0' AS trusted
     FROM unnest(@limits::text[], @keys::text[], @most::bigint[], @remaining::bigint[], @reset::timestamptz[], @answered::timestamptz[],
         @since::timestamptz[]) AS t (name, key, most, remaining, reset_at, answered_at, since)
-    JOIN call_limits l ON l.name = t.name
+    JOIN callq.call_limits l ON l.name = t.name
 ), less AS MATERIALIZED (
     SELECT * FROM told WHERE trusted AND remaining < units AND since IS NOT NULL AND reset_at > clock_timestamp()
 ), open AS MATERIALIZED (
     SELECT u.name, u.key, sum(u.cost) AS units
-    FROM call_open o
+    FROM callq.call_open o
     CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
     JOIN less t ON t.name = u.name AND t.key = u.key
     WHERE o.started_at IS NOT NULL
     GROUP BY u.name, u.key
 ), used AS (
     SELECT t.name, t.key, t.units, t.remaining + coalesce(o.units, 0)
-        + (SELECT coalesce(sum(u.used), 0) FROM call_usage u WHERE u.limit_name = t.name AND u.key = t.key AND u.bucket > t.since) AS usable
+        + (SELECT coalesce(sum(u.used), 0) FROM callq.call_usage u WHERE u.limit_name = t.name AND u.key = t.key AND u.bucket > t.since) AS usable
     FROM less t
     LEFT JOIN open o ON o.name = t.name AND o.key = t.key
 )
-INSERT INTO call_remotes AS r (limit_name, key, most, remaining, reset_at, answered_at, lowered)
+INSERT INTO callq.call_remotes AS r (limit_name, key, most, remaining, reset_at, answered_at, lowered)
 SELECT t.name, t.key, t.most, t.remaining, t.reset_at, t.answered_at, CASE WHEN u.usable < u.units THEN u.usable END
 FROM told t
 LEFT JOIN used u ON u.name = t.name AND u.key = t.key

@@ -15,7 +15,7 @@ import (
 func TestTellRemotes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	const use = `INSERT INTO call_usage VALUES ('api', '', now() - interval '1 s', 1, 3), ('api', 'k', now() - interval '1 s', 1, 9), ('api', '', now() - interval '11 s', 1, 4),
+	const use = `INSERT INTO callq.call_usage VALUES ('api', '', now() - interval '1 s', 1, 3), ('api', 'k', now() - interval '1 s', 1, 9), ('api', '', now() - interval '11 s', 1, 4),
 		('api', '', timestamptz '2200-01-01Z', 0, 1);`
 	for name, c := range map[string]struct {
 		sql       string
@@ -33,12 +33,12 @@ func TestTellRemotes(t *testing.T) {
 		"it has no reset":   {sql: use, remaining: new(int64(0)), reset: -1},
 		"it has reset":      {sql: use, remaining: new(int64(0)), reset: 0},
 		"usage was removed": {sql: use, remaining: new(int64(0)), reset: time.Minute, unknown: true},
-		"ignored":           {sql: `UPDATE call_limits SET trust = 'ignore'`, remaining: new(int64(0)), reset: time.Minute},
-		"at once":           {sql: `UPDATE call_limits SET window_size = '0'`, remaining: new(int64(0)), reset: time.Minute},
-		"a key":             {sql: use + `UPDATE call_limits SET per_key = true`, key: "k", remaining: new(int64(0)), reset: time.Minute, lowered: new(int64(9))},
-		"a key of its own":  {sql: use + `UPDATE call_limits SET per_key = true, overrides = '{"k": 9}'`, key: "k", remaining: new(int64(0)), reset: time.Minute},
-		"a bucket":          {sql: `UPDATE call_limits SET shape = '{"algorithm": "token_bucket", "burst": 4, "period": "10s"}'`, remaining: new(int64(4)), reset: time.Minute},
-		"what runs":         {sql: use + `UPDATE call_open SET started_at = now(), costs = '{2}'`, remaining: new(int64(4)), reset: time.Minute},
+		"ignored":           {sql: `UPDATE callq.call_limits SET trust = 'ignore'`, remaining: new(int64(0)), reset: time.Minute},
+		"at once":           {sql: `UPDATE callq.call_limits SET window_size = '0'`, remaining: new(int64(0)), reset: time.Minute},
+		"a key":             {sql: use + `UPDATE callq.call_limits SET per_key = true`, key: "k", remaining: new(int64(0)), reset: time.Minute, lowered: new(int64(9))},
+		"a key of its own":  {sql: use + `UPDATE callq.call_limits SET per_key = true, overrides = '{"k": 9}'`, key: "k", remaining: new(int64(0)), reset: time.Minute},
+		"a bucket":          {sql: `UPDATE callq.call_limits SET shape = '{"algorithm": "token_bucket", "burst": 4, "period": "10s"}'`, remaining: new(int64(4)), reset: time.Minute},
+		"what runs":         {sql: use + `UPDATE callq.call_open SET started_at = now(), costs = '{2}'`, remaining: new(int64(4)), reset: time.Minute},
 	} {
 		ledgertest.Trial(t, pool, name, func(t *testing.T, tx pgx.Tx) {
 			ledgertest.Open(t, tx) // it has not started
@@ -58,7 +58,7 @@ func TestTellRemotes(t *testing.T) {
 			var key string
 			var most int64
 			var remaining, lowered *int64
-			if err := tx.QueryRow(t.Context(), `SELECT key, most, remaining, lowered FROM call_remotes`).Scan(&key, &most, &remaining, &lowered); err != nil {
+			if err := tx.QueryRow(t.Context(), `SELECT key, most, remaining, lowered FROM callq.call_remotes`).Scan(&key, &most, &remaining, &lowered); err != nil {
 				t.Fatal(err)
 			}
 			if key != c.key || most != 20 || !same(remaining, c.remaining) || !same(lowered, c.lowered) {
@@ -73,7 +73,7 @@ func TestNewestRemote(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	ledgertest.Open(t, pool)
-	exec(t, pool, `UPDATE call_limits SET retry_after = '1 m'`)
+	exec(t, pool, `UPDATE callq.call_limits SET retry_after = '1 m'`)
 	now := clock(t, pool)
 	for _, c := range []struct {
 		answered        time.Duration // ago
@@ -86,19 +86,19 @@ func TestNewestRemote(t *testing.T) {
 		var remaining int64
 		var most *int64
 		var bounded bool
-		if err := pool.QueryRow(t.Context(), `SELECT remaining, most, reset_at < clock_timestamp() + interval '1 m' FROM call_remotes`).Scan(&remaining, &most, &bounded); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT remaining, most, reset_at < clock_timestamp() + interval '1 m' FROM callq.call_remotes`).Scan(&remaining, &most, &bounded); err != nil {
 			t.Fatal(err)
 		}
 		if remaining != c.want || most != nil || !bounded {
 			t.Errorf("answered %s ago: remaining %d, want %d; most %v, reset within retry_after %t", c.answered, remaining, c.want, text(most), bounded)
 		}
 	}
-	exec(t, pool, `UPDATE call_remotes SET answered_at = now() + interval '1 hour'`) // before the clock was set back
+	exec(t, pool, `UPDATE callq.call_remotes SET answered_at = now() + interval '1 hour'`) // before the clock was set back
 	if err := ledger.TellRemotes(t.Context(), pool, []ledger.Remote{{Limit: "api", Answered: now}}); err != nil {
 		t.Fatal(err)
 	}
 	var known bool
-	if err := pool.QueryRow(t.Context(), `SELECT remaining IS NOT NULL FROM call_remotes`).Scan(&known); err != nil || known {
+	if err := pool.QueryRow(t.Context(), `SELECT remaining IS NOT NULL FROM callq.call_remotes`).Scan(&known); err != nil || known {
 		t.Errorf("an answer from before the clock was set back stays: %t, %v", known, err)
 	}
 }
@@ -108,7 +108,7 @@ func TestRemoteRules(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	ledgertest.Open(t, pool)
-	exec(t, pool, `UPDATE call_limits SET hosts = '{a}', headers = '{"off": ["X-A"]}'; INSERT INTO call_clock_gains (at, by) VALUES (now(), '2 s'), (now(), '-9 s'), (now() - interval '1 h', '5 s')`)
+	exec(t, pool, `UPDATE callq.call_limits SET hosts = '{a}', headers = '{"off": ["X-A"]}'; INSERT INTO callq.call_clock_gains (at, by) VALUES (now(), '2 s'), (now(), '-9 s'), (now() - interval '1 h', '5 s')`)
 	r := ruleOf(t, pool)
 	if r.Rate.Units != 10 || r.Rate.Window != 10*time.Second || r.Hosts[0] != "a" || len(r.Wait) != 0 || r.Off[0] != "X-A" || r.Gained != 2*time.Second {
 		t.Errorf("%+v", r)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Shut closes a limit, or a key of it, because the API refused a request.
@@ -23,7 +23,7 @@ type Shut struct {
 // ShutLimit closes a limit. What the API answers to requests that went out before the limit closed does not make the spell longer, nor
 // does it end a pause that lasts longer. Once it is over, one call is claimed as a probe (dispatcher), and the limit opens when
 // that has an answer that is no refusal. The error is ErrUnknown if there is no such limit.
-func ShutLimit(ctx context.Context, pool *pgxpool.Pool, s Shut) error {
+func ShutLimit(ctx context.Context, pool schema.DB, s Shut) error {
 	shut, err := underLock(ctx, pool, "limit", s.Limit, shutSQL, pgx.StrictNamedArgs{
 		"name": s.Limit, "key": s.Key, "call_id": s.CallID, "attempt": s.Attempt, "after": min(s.After, s.Most),
 		"first": s.First, "most": s.Most, "reason": s.Reason, "by": s.By,
@@ -42,8 +42,8 @@ func ShutLimit(ctx context.Context, pool *pgxpool.Pool, s Shut) error {
 const shutSQL = `
 WITH was AS (
     SELECT p.*, coalesce(o.started_at, o.claimed_at) >= p.until AS since
-    FROM call_pauses p
-    LEFT JOIN call_open o ON o.call_id = @call_id AND o.attempt = @attempt
+    FROM callq.call_pauses p
+    LEFT JOIN callq.call_open o ON o.call_id = @call_id AND o.attempt = @attempt
     WHERE p.what = 'limit' AND p.name = @name AND p.key = @key AND (p.spell IS NOT NULL OR p.until > clock_timestamp())
 ), next AS (
     SELECT spell, clock_timestamp() + CASE WHEN @after::interval > '0' THEN @after::interval ELSE spell END AS until
@@ -53,7 +53,7 @@ WITH was AS (
     ) s
     WHERE @after::interval > '0' OR (SELECT spell IS NULL OR since FROM was) IS NOT FALSE
 ), shut AS (
-    INSERT INTO call_pauses AS p (what, name, key, until, reason, at, by, spell)
+    INSERT INTO callq.call_pauses AS p (what, name, key, until, reason, at, by, spell)
     SELECT 'limit', @name, @key, until, @reason, clock_timestamp(), @by, spell FROM next
     ON CONFLICT (what, name, key) DO UPDATE
     SET until = excluded.until, reason = excluded.reason, at = excluded.at, by = excluded.by, spell = excluded.spell,
@@ -61,12 +61,12 @@ WITH was AS (
     WHERE p.until < excluded.until
     RETURNING until
 ), audited AS (
-    INSERT INTO call_audit (at, by, what, name, change)
+    INSERT INTO callq.call_audit (at, by, what, name, change)
     SELECT clock_timestamp(), @by, 'limit', @name, 'closed' || ` + forKeySQL + ` ||
         to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || @reason
     FROM shut
     WHERE NOT EXISTS (
-        SELECT FROM (SELECT at, change FROM call_audit WHERE what = 'limit' AND name = @name ORDER BY id DESC LIMIT 1) l
+        SELECT FROM (SELECT at, change FROM callq.call_audit WHERE what = 'limit' AND name = @name ORDER BY id DESC LIMIT 1) l
         WHERE l.change LIKE 'closed%' AND l.at > clock_timestamp() - interval '1 minute')
 )
 SELECT FROM shut`

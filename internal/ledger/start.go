@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // StartRequest asks to start an attempt, with a token that the worker draws once for it. To ask again with the same token is
@@ -71,7 +71,7 @@ func Start(ctx context.Context, db DB, worker string, requests []StartRequest) (
 }
 
 // StartFree is Start for attempts whose rows nobody else has locked. It waits for none: the other answers are Busy.
-func StartFree(ctx context.Context, db *pgxpool.Pool, worker string, requests []StartRequest) ([]StartAnswer, error) {
+func StartFree(ctx context.Context, db schema.DB, worker string, requests []StartRequest) ([]StartAnswer, error) {
 	id := func(r StartRequest) int64 { return r.CallID }
 	var given []StartAnswer
 	busy, err := onFree(ctx, db, false, requests, id, func(tx pgx.Tx, free []StartRequest) (err error) {
@@ -166,10 +166,10 @@ WITH asked AS MATERIALIZED (
         q.id IS NULL OR q.expires_at <= clock_timestamp() IS TRUE AS refused,
         ` + startData + ` AS data, ` + CreatedAtSQL + ` AS created_at, ` + DueAtSQL + ` AS due_at, q.failed_count,` + PolicySQL + `
     FROM ` + startAsked + `
-    LEFT JOIN call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
+    LEFT JOIN callq.call_queues r ON r.name BETWEEN coalesce(q.queue, 'default') AND coalesce(q.queue, 'default')
     ORDER BY a.call_id
 )
-UPDATE call_open o
+UPDATE callq.call_open o
 SET token      = a.token,
     worker     = @worker,
     started_at = coalesce(o.started_at, greatest(a.now + coalesce(a.wait, '0'), o.claimed_at)),
@@ -177,7 +177,7 @@ SET token      = a.token,
 FROM asked a
 WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS NOT NULL
   AND o.attempt = a.attempt
-  AND o.epoch = (SELECT callq_epoch()) AND a.epoch IN ('', o.epoch)
+  AND o.epoch = (SELECT callq.epoch()) AND a.epoch IN ('', o.epoch)
   AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
   AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
   AND (o.token = a.token
@@ -185,21 +185,21 @@ WHERE o.call_id BETWEEN a.call_id AND a.call_id AND NOT a.refused AND a.data IS 
 RETURNING o.call_id, o.token, o.started_at, o.send_within, a.timeout IS NULL AS loaded, o.epoch, o.queue, o.task, o.key, o.cost,
     a.data, a.created_at, a.due_at, a.failed_count, a.max_attempts, a.backoff_min, a.backoff_max,
     o.deadline - o.started_at - interval '1 second' AS timeout, o.limits, o.keys, o.costs,
-    o.limits <> '{}' AND EXISTS (SELECT FROM call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
+    o.limits <> '{}' AND EXISTS (SELECT FROM callq.call_limits l WHERE l.name = ANY(o.limits) AND l.window_size = '0') AS frees,
     least(o.started_at - a.now, @most::interval) AS wait`
 
 // refusedSQL says of open attempts that were asked for what is wrong with their calls.
 const refusedSQL = `
 SELECT a.call_id, a.token, q.id IS NULL AS gone, q.expires_at <= clock_timestamp() IS TRUE AS expired, ` + startData + ` IS NULL AS too_large
 FROM ` + startAsked + `
-WHERE EXISTS (SELECT FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt OFFSET 0)`
+WHERE EXISTS (SELECT FROM callq.call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt OFFSET 0)`
 
 const (
 	// startAsked is what is asked for, each with its call q, if that is still as it was claimed.
 	startAsked = `unnest(@ids::bigint[], @attempts::int[], @tokens::bigint[], @epochs::text[], @timeouts::interval[], @waits::interval[])
         AS a (call_id, attempt, token, epoch, timeout, wait)
     CROSS JOIN ` + MostSQL + `
-    LEFT JOIN call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'`
+    LEFT JOIN public.call_queue q ON q.id BETWEEN a.call_id AND a.call_id AND q.attempts = a.attempt AND q.status = 'dispatched'`
 
 	// startData is its call_data, where the answer needs that.
 	startData = `CASE WHEN a.timeout IS NULL THEN ` + DataSQL + ` ELSE '' END`
@@ -241,12 +241,12 @@ func updateRunning(ctx context.Context, db DB, sql string, attempts []Running) (
 
 const (
 	keepOpenSQL = runningSQL + `
-UPDATE call_open o SET deadline = greatest(o.deadline, clock_timestamp() + interval '30 seconds')
+UPDATE callq.call_open o SET deadline = greatest(o.deadline, clock_timestamp() + interval '30 seconds')
 FROM free f WHERE o.call_id BETWEEN f.call_id AND f.call_id
 RETURNING o.call_id`
 
 	acknowledgeSQL = runningSQL + `
-UPDATE call_open o
+UPDATE callq.call_open o
 SET acked_at = coalesce(o.started_at + f.acked, o.acked_at), overtaken_at = coalesce(o.started_at + f.overtaken, o.overtaken_at)
 FROM free f WHERE o.call_id BETWEEN f.call_id AND f.call_id`
 
@@ -259,7 +259,7 @@ WITH asked AS MATERIALIZED (
     ORDER BY call_id
 ), free AS MATERIALIZED (
     SELECT o.call_id, a.acked, a.overtaken
-    FROM asked a JOIN call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt AND o.token = a.token
+    FROM asked a JOIN callq.call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt AND o.token = a.token
     FOR NO KEY UPDATE OF o SKIP LOCKED
 )`
 )

@@ -72,13 +72,13 @@ func TestStartRefuses(t *testing.T) {
 		change        string
 		gone, expired bool
 	}{
-		{"an attempt of an older epoch", `UPDATE call_open SET epoch = 'older'`, false, false},
-		{"one whose time to start has passed", `UPDATE call_open SET start_by = now() - interval '1 s'`, false, false},
-		{"a later attempt's row", `UPDATE call_open SET attempt = 2`, false, false},
+		{"an attempt of an older epoch", `UPDATE callq.call_open SET epoch = 'older'`, false, false},
+		{"one whose time to start has passed", `UPDATE callq.call_open SET start_by = now() - interval '1 s'`, false, false},
+		{"a later attempt's row", `UPDATE callq.call_open SET attempt = 2`, false, false},
 		{"a call that was deleted", `DELETE FROM call_queue`, true, false},
 		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true, false},
 		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, false, true},
-		{"no row", `DELETE FROM call_open`, false, false},
+		{"no row", `DELETE FROM callq.call_open`, false, false},
 	}
 	pool := pgtest.New(t)
 	for _, c := range cases {
@@ -97,7 +97,7 @@ func TestStartRefuses(t *testing.T) {
 	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt != nil {
 		t.Errorf("started as of a former epoch: %+v", got)
 	}
-	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM call_open`).Scan(&r.Epoch); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM callq.call_open`).Scan(&r.Epoch); err != nil {
 		t.Fatal(err)
 	}
 	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt == nil {
@@ -115,7 +115,7 @@ func TestStartThatLingered(t *testing.T) {
 	if got.After < 30*time.Millisecond || got.Wait > 80*time.Millisecond-got.After || got.After < 70*time.Millisecond && got.Wait == 0 {
 		t.Errorf("sent %s after it was asked, it waits %s of 80ms", got.After, got.Wait)
 	}
-	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = started_at - interval '1 s'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET started_at = started_at - interval '1 s'`)
 	if again := ledgertest.Start(t, pool, r)[7]; again.StartedAt == nil || again.After != 0 || again.Wait != 0 {
 		t.Errorf("an earlier statement started it, and the answer is %+v", again)
 	}
@@ -126,19 +126,19 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	id := ledgertest.Open(t, pool)
-	ledgertest.Exec(t, pool, `INSERT INTO call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
 	ledgertest.Exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2, run_at = created_at + interval '1 s'`)
-	ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '0'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limits SET window_size = '0'`)
 	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Loaded {
 		t.Errorf("nobody asked for %+v", told.Work)
 	}
-	ledgertest.Exec(t, pool, `UPDATE call_open SET token = NULL, started_at = NULL, deadline = NULL`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET token = NULL, started_at = NULL, deadline = NULL`)
 	got := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
 	var want ledger.Work
 	var inTime bool
 	err := pool.QueryRow(t.Context(), `
 		SELECT o.epoch, o.queue, o.task, o.key, o.cost, limits, keys, costs, deadline = started_at + interval '8 s', q.created_at
-		FROM call_open o JOIN call_queue q ON q.id = call_id WHERE call_id = $1`, id).
+		FROM callq.call_open o JOIN call_queue q ON q.id = call_id WHERE call_id = $1`, id).
 		Scan(&want.Epoch, &want.Queue, &want.Task, &want.Key, &want.Cost, &want.Limits, &want.Keys, &want.Costs, &inTime, &want.CreatedAt)
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	if !inTime {
 		t.Error("the deadline is not the queue's timeout after the start")
 	}
-	ledgertest.Exec(t, pool, `UPDATE call_queues SET timeout = '2 h'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_queues SET timeout = '2 h'`)
 	again := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
 	if !again.Loaded || again.Timeout != 7*time.Second {
 		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
@@ -175,7 +175,7 @@ func TestStartWaitsForNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.Background())
-	if _, err := holder.Exec(t.Context(), `SELECT FROM call_open WHERE call_id = $1 FOR UPDATE`, requests[1].CallID); err != nil {
+	if _, err := holder.Exec(t.Context(), `SELECT FROM callq.call_open WHERE call_id = $1 FOR UPDATE`, requests[1].CallID); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

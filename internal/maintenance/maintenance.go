@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Retention says how long ended calls are kept.
@@ -38,14 +38,14 @@ const purgeBatch = 1000 // rows that one transaction looks at, so that none is l
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own: what was removed before an error stays so.
-func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
+func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err error) {
 	for _, rows := range []struct {
 		what, sql, nextSQL string
 		args               pgx.StrictNamedArgs
 		removed            *int64
 	}{
-		{"calls", purgeCallsSQL, `SELECT min(id) FROM call_queue WHERE id > $1`, keep.args(), &p.Calls},
-		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, &p.Attempts},
+		{"calls", purgeCallsSQL, `SELECT min(id) FROM public.call_queue WHERE id > $1`, keep.args(), &p.Calls},
+		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM public.call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, &p.Attempts},
 	} {
 		// Where a row spoils the statement, fewer are looked at, in the end that one alone, which is passed over.
 		after, most := new(int64(0)), purgeBatch
@@ -69,7 +69,7 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, e
 			*rows.removed += removed
 		}
 	}
-	if _, err = pool.Exec(ctx, `SELECT callq_purge_versions()`); err != nil {
+	if _, err = pool.Exec(ctx, `SELECT callq.purge_versions()`); err != nil {
 		return p, fmt.Errorf("remove versions of limits: %w", err)
 	}
 	for removed := int64(purgeBatch); removed == purgeBatch; p.Results += removed {
@@ -84,12 +84,12 @@ func Purge(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, e
 
 // call_attempts_result_idx finds them, each queue's oldest first. The row and its charges stay.
 const purgeResultsSQL = `
-UPDATE call_attempts a SET result = NULL
+UPDATE public.call_attempts a SET result = NULL
 FROM (
     SELECT o.call_id, o.attempt
-    FROM call_queues q
+    FROM callq.call_queues q
     CROSS JOIN LATERAL (
-        SELECT call_id, attempt FROM call_attempts
+        SELECT call_id, attempt FROM public.call_attempts
         WHERE ` + oldResult + `
         ORDER BY finished_at LIMIT $1
         FOR UPDATE SKIP LOCKED
@@ -105,17 +105,17 @@ const oldResult = `result IS NOT NULL AND queue = q.name AND finished_at < state
 // DryRun counts what Purge would remove, and removes nothing. It reads all calls and attempts, in one snapshot.
 //
 // Of a call with more than a thousand attempts, Purge leaves some to its next run; DryRun counts them all.
-func DryRun(ctx context.Context, pool *pgxpool.Pool, keep Retention) (p Purged, err error) {
+func DryRun(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err error) {
 	err = pool.QueryRow(ctx, dryRunSQL, keep.args()).Scan(&p.Calls, &p.Attempts, &p.Results)
 	return p, ledger.Wrap("count what to purge", err)
 }
 
 // A call that would be removed itself is as good as gone.
 const dryRunSQL = `
-SELECT (SELECT count(*) FROM call_queue q WHERE ` + oldEnough + `),
-    (SELECT count(*) FROM call_attempts a, (` + reachSQL + `) r WHERE ` + outOfReach + `
-     AND NOT EXISTS (SELECT FROM call_queue q WHERE q.id = a.call_id AND ` + oldEnough + ` IS NOT TRUE)),
-    (SELECT count(*) FROM call_queues q JOIN call_attempts ON ` + oldResult + ` WHERE q.store_for > '0')`
+SELECT (SELECT count(*) FROM public.call_queue q WHERE ` + oldEnough + `),
+    (SELECT count(*) FROM public.call_attempts a, (` + reachSQL + `) r WHERE ` + outOfReach + `
+     AND NOT EXISTS (SELECT FROM public.call_queue q WHERE q.id = a.call_id AND ` + oldEnough + ` IS NOT TRUE)),
+    (SELECT count(*) FROM callq.call_queues q JOIN public.call_attempts ON ` + oldResult + ` WHERE q.store_for > '0')`
 
 // args are the ages, for oldEnough.
 func (r Retention) args() pgx.StrictNamedArgs {
@@ -128,30 +128,30 @@ func (r Retention) args() pgx.StrictNamedArgs {
 // oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
 const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
             WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END
-      AND NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id BETWEEN q.id AND q.id))`
+      AND NOT EXISTS (SELECT 1 FROM callq.call_open o WHERE o.call_id BETWEEN q.id AND q.id))`
 
 const purgeCallsSQL = `
-WITH seen AS MATERIALIZED (SELECT id FROM call_queue WHERE id > @after ORDER BY id LIMIT @most), old AS MATERIALIZED (
+WITH seen AS MATERIALIZED (SELECT id FROM public.call_queue WHERE id > @after ORDER BY id LIMIT @most), old AS MATERIALIZED (
     SELECT q.id
-    FROM seen s JOIN call_queue q ON q.id BETWEEN s.id AND s.id
+    FROM seen s JOIN public.call_queue q ON q.id BETWEEN s.id AND s.id
     WHERE ` + oldEnough + `
     ORDER BY s.id
     FOR UPDATE OF q SKIP LOCKED
-), removed AS (DELETE FROM call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING 1)
+), removed AS (DELETE FROM public.call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING 1)
 SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 
 // outOfReach is of an attempt a that no window needs: reachSQL, as r, says how far they go back. Twice the
 // longest window leaves room for one that is raised.
 const (
-	reachSQL   = `SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM call_limits`
-	outOfReach = `NOT EXISTS (SELECT 1 FROM call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id)
+	reachSQL   = `SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM callq.call_limits`
+	outOfReach = `NOT EXISTS (SELECT 1 FROM callq.call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id)
       AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back`
 )
 
 // The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would reach behind it (policy.Backfill).
 const purgeAttemptsSQL = `
 WITH seen AS MATERIALIZED (
-    SELECT call_id, attempt FROM call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
+    SELECT call_id, attempt FROM public.call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
 ), whole AS MATERIALIZED (
     -- the last call of the batch may continue behind it: it is seen again by the next
     SELECT call_id, attempt FROM seen
@@ -159,22 +159,22 @@ WITH seen AS MATERIALIZED (
        OR (SELECT min(call_id) = max(call_id) FROM seen)
 ), reach AS (` + reachSQL + `
 ), removed AS (
-    DELETE FROM call_attempts a
+    DELETE FROM public.call_attempts a
     USING whole w, reach r
     WHERE a.call_id = ANY (ARRAY[w.call_id]) AND a.attempt = w.attempt
-      AND NOT EXISTS (SELECT 1 FROM call_queue q WHERE q.id BETWEEN a.call_id AND a.call_id)
+      AND NOT EXISTS (SELECT 1 FROM public.call_queue q WHERE q.id BETWEEN a.call_id AND a.call_id)
       AND ` + outOfReach + `
     RETURNING a.arrived_by
 ), marked AS (
-    INSERT INTO call_meta AS m (name, at)
+    INSERT INTO callq.call_meta AS m (name, at)
     SELECT 'ledger', max(arrived_by) FROM removed HAVING max(arrived_by) IS NOT NULL
     ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
 )
 SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
-func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
-	rows, _ := pool.Query(ctx, vacuumForbiddenSQL, busyTables())
+func Vacuum(ctx context.Context, pool schema.DB) error {
+	rows, _ := pool.Query(ctx, fmt.Sprintf(vacuumForbiddenSQL, strings.Join(busyTables, "'), ('")))
 	forbidden, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("see what may be vacuumed: %w", err)
@@ -183,16 +183,19 @@ func Vacuum(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("this role may not vacuum %s: vacuum as their owner, or, from Postgres 17 on, grant it MAINTAIN "+
 			"(`callq migrate roles`)", strings.Join(forbidden, ", "))
 	}
-	return vacuum(ctx, pool, "VACUUM (ANALYZE)", busyTables())
+	return vacuum(ctx, pool, "VACUUM (ANALYZE)", busyTables)
 }
 
-func busyTables() []string {
-	return []string{"call_queue", "call_inbox", "call_flows", "call_segments", "call_open", "call_attempts", "call_usage"}
+// busyTables are those that calls go through, as SQL names them.
+var busyTables = []string{
+	"public.call_queue", "callq.call_inbox", "callq.call_flows", "callq.call_segments", "callq.call_open", "public.call_attempts", "callq.call_usage",
 }
 
 // Postgres passes over a table that a role may not vacuum with no more than a warning.
 const vacuumForbiddenSQL = `
-SELECT c.relname FROM unnest($1::text[]) AS t (name) JOIN pg_class c ON c.oid = to_regclass(t.name)
+SELECT c.oid::regclass::text
+FROM (VALUES ('%s')) AS t (name)
+JOIN pg_class c ON c.oid = to_regclass(t.name)
 WHERE NOT ` + mayVacuumSQL + `
 ORDER BY c.relname`
 
@@ -204,7 +207,7 @@ const mayVacuumSQL = `(
 
 func vacuum(ctx context.Context, db ledger.DB, statement string, tables []string) error {
 	for _, table := range tables {
-		if _, err := db.Exec(ctx, statement+" "+pgx.Identifier{table}.Sanitize()); err != nil {
+		if _, err := db.Exec(ctx, statement+" "+table); err != nil {
 			return fmt.Errorf("%s %s: %w", statement, table, err)
 		}
 	}
@@ -213,8 +216,8 @@ func vacuum(ctx context.Context, db ledger.DB, statement string, tables []string
 
 // VacuumFull rewrites tables one after the other, and so returns their unused space to the disk. Postgres locks each table
 // against everything meanwhile. VacuumFull waits at most 5 seconds for a lock, because everything behind it waits too.
-func VacuumFull(ctx context.Context, pool *pgxpool.Pool, tables []string) error {
-	pooled, err := pool.Acquire(ctx)
+func VacuumFull(ctx context.Context, pool schema.DB, tables []string) error {
+	pooled, err := schema.Acquire(ctx, pool)
 	if err != nil {
 		return fmt.Errorf("vacuum: %w", err)
 	}
@@ -227,13 +230,13 @@ func VacuumFull(ctx context.Context, pool *pgxpool.Pool, tables []string) error 
 }
 
 // Analyze has Postgres collect new statistics on the tables that calls go through.
-func Analyze(ctx context.Context, pool *pgxpool.Pool) error {
-	return vacuum(ctx, pool, "ANALYZE", busyTables())
+func Analyze(ctx context.Context, pool schema.DB) error {
+	return vacuum(ctx, pool, "ANALYZE", busyTables)
 }
 
 // VacuumNeeded vacuums the tables that need it before autovacuum, which looks once a minute:
 // call_open and call_usage change entirely within seconds. It skips tables that another session vacuums.
-func VacuumNeeded(ctx context.Context, pool *pgxpool.Pool) error {
+func VacuumNeeded(ctx context.Context, pool schema.DB) error {
 	rows, _ := pool.Query(ctx, vacuumNeededSQL)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -245,9 +248,9 @@ func VacuumNeeded(ctx context.Context, pool *pgxpool.Pool) error {
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old
 // snapshot may still see. So is one that this role may not vacuum.
 const vacuumNeededSQL = `
-SELECT c.relname
-FROM (VALUES ('call_open', 2000, 1.0), ('call_usage', 2000, 0.5), ('call_queue', 20000, 0.1),
-    ('call_inbox', 2000, 0.5), ('call_flows', 2000, 0.5), ('call_segments', 2000, 0.5)) AS t (name, least, share)
+SELECT c.oid::regclass::text
+FROM (VALUES ('callq.call_open', 2000, 1.0), ('callq.call_usage', 2000, 0.5), ('public.call_queue', 20000, 0.1),
+    ('callq.call_inbox', 2000, 0.5), ('callq.call_flows', 2000, 0.5), ('callq.call_segments', 2000, 0.5)) AS t (name, least, share)
 JOIN pg_class c ON c.oid = to_regclass(t.name)
 JOIN pg_stat_user_tables s ON s.relid = c.oid
 WHERE s.n_dead_tup > t.least + t.share * s.n_live_tup

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
@@ -95,10 +96,10 @@ func onDatabase(t testing.TB, server, name string) string {
 // template returns the name of the template, which it makes first if it is missing. Test processes do that one at a time.
 func template(t testing.TB, conn *pgx.Conn, server string) string {
 	t.Helper()
-	schema := migrations.SQL()
-	roles, err := migrations.RolesSQL(rolesPrefix)
+	tables := migrations.SQL(schema.Names{})
+	roles, err := migrations.RolesSQL(rolesPrefix, schema.Names{})
 	must(t, err)
-	name := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(schema+roles)))[:31]
+	name := fmt.Sprintf("callq_template_%x", sha256.Sum256([]byte(tables+roles)))[:31]
 	execOn(t, conn, fmt.Sprintf("SELECT pg_advisory_lock(hashtextextended('%s', 0))", name))
 	defer execOn(t, conn, "SELECT pg_advisory_unlock_all()")
 	var ready bool
@@ -106,7 +107,7 @@ func template(t testing.TB, conn *pgx.Conn, server string) string {
 	if !ready {
 		execOn(t, conn, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
 		execOn(t, conn, "CREATE DATABASE "+name+" TEMPLATE template0")
-		exec(t, onDatabase(t, server, name), schema+roles)
+		exec(t, onDatabase(t, server, name), tables+roles)
 		execOn(t, conn, "ALTER DATABASE "+name+" WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
 	}
 	return name
@@ -126,7 +127,7 @@ type Logins struct {
 func NewLogins(t testing.TB, database string) Logins {
 	t.Helper()
 	l := Logins{Prefix: NewPrefix(t, database)}
-	sql, err := migrations.RolesSQL(l.Prefix)
+	sql, err := migrations.RolesSQL(l.Prefix, schema.Names{})
 	must(t, err)
 	exec(t, database, sql)
 	for i, login := range []*string{&l.Producer, &l.Enqueuer, &l.Daemon, &l.Viewer} {

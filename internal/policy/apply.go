@@ -10,8 +10,8 @@ import (
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Apply puts p in force: it changes the limits, queues and budgets in Postgres to it, and returns what changed, a line
@@ -19,7 +19,7 @@ import (
 //
 // Attempts that were claimed under a limit and have not started are recalled if the limit changes other than to more
 // units. A limit whose usage may not reach back far enough stays closed until that is counted (Backfill).
-func Apply(ctx context.Context, pool *pgxpool.Pool, p Policy, by string) ([]string, error) {
+func Apply(ctx context.Context, pool schema.DB, p Policy, by string) ([]string, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, p Policy, by string) ([]stri
 }
 
 // apply runs one change of the policy in a transaction, under the lock that lets one applier through at a time.
-func apply(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.Context, *application) error) ([]string, error) {
+func apply(ctx context.Context, pool schema.DB, by string, run func(context.Context, *application) error) ([]string, error) {
 	if _, err := EnterEpoch(ctx, pool); err != nil {
 		return nil, err
 	}
@@ -49,14 +49,14 @@ func apply(ctx context.Context, pool *pgxpool.Pool, by string, run func(context.
 }
 
 // begin runs a transaction whose statements see what was committed while they waited for locks.
-func begin(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {
+func begin(ctx context.Context, pool schema.DB, run func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, run)
 }
 
 // Claims do not take this lock. If this process freezes while it holds the lock, Postgres ends its transaction: claims and
 // other appliers wait for it.
 const lockAppliersSQL = `
-SELECT set_config('idle_in_transaction_session_timeout', '5s', true) FROM call_locks WHERE name = 'apply' FOR UPDATE`
+SELECT set_config('idle_in_transaction_session_timeout', '5s', true) FROM callq.call_locks WHERE name = 'apply' FOR UPDATE`
 
 // application is one change of what is in force.
 type application struct {
@@ -86,8 +86,8 @@ func (a *application) apply(ctx context.Context, p Policy) error {
 }
 
 const noteAppliedSQL = `
-INSERT INTO call_policies AS p (hash, number, applied_at, applied_by)
-SELECT $1, coalesce(max(number), 0) + 1, clock_timestamp(), $2 FROM call_policies
+INSERT INTO callq.call_policies AS p (hash, number, applied_at, applied_by)
+SELECT $1, coalesce(max(number), 0) + 1, clock_timestamp(), $2 FROM callq.call_policies
 ON CONFLICT (hash) DO UPDATE
 SET number = excluded.number, applied_at = excluded.applied_at, applied_by = excluded.applied_by
 WHERE p.number < excluded.number - 1 -- else it is the newest already`
@@ -125,12 +125,12 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 const queuesSQL = `
 SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours,
     store, store_max, store_for, nullif(needs, '{}') AS needs, on_refused, max_refusals
-FROM call_queues`
+FROM callq.call_queues`
 
-const dropQueuesSQL = `DELETE FROM call_queues WHERE name <> ALL($1) RETURNING name`
+const dropQueuesSQL = `DELETE FROM callq.call_queues WHERE name <> ALL($1) RETURNING name`
 
 const putQueueSQL = `
-INSERT INTO call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for,
+INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for,
     needs, on_refused, max_refusals)
 VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours,
     @store, @store_max, @store_for, coalesce(nullif(@needs::jsonb, 'null'), '{}'), @on_refused, @max_refusals)
@@ -156,13 +156,13 @@ func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error 
 			a.changed("budget", b.Name, b.String())
 		}
 	}
-	_, err := a.remove(ctx, "budget", "removed", `DELETE FROM call_budgets WHERE name <> ALL($1) RETURNING name`, names)
+	_, err := a.remove(ctx, "budget", "removed", `DELETE FROM callq.call_budgets WHERE name <> ALL($1) RETURNING name`, names)
 	return err
 }
 
 // putBudgetSQL writes a budget that is new or has changed.
 const putBudgetSQL = `
-INSERT INTO call_budgets AS b (name, rate, window_size, burst, shape, on_outage, applied_at, applied_by)
+INSERT INTO callq.call_budgets AS b (name, rate, window_size, burst, shape, on_outage, applied_at, applied_by)
 VALUES (@name, @rate, @window, @burst, @shape, @on_outage, clock_timestamp(), @by)
 ON CONFLICT (name) DO UPDATE
 SET rate = excluded.rate, window_size = excluded.window_size, burst = excluded.burst, shape = excluded.shape,
@@ -220,9 +220,9 @@ func (a *application) record(ctx context.Context) error {
 }
 
 const recordSQL = `
-INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides,
+INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, shape, per_key, overrides,
     count_cost, anchor, slack, proof, arrive_within, send_within, queues, applied_by)
 SELECT name, version, clock_timestamp(), CASE WHEN name = ANY($1) THEN rate END, window_size, shape, per_key, overrides,
     count_cost, anchor, slack, proof, arrive_within, send_within, queues, applied_by
-FROM call_limits
+FROM callq.call_limits
 WHERE name = ANY($1) OR name = ANY($2)`

@@ -10,8 +10,8 @@ import (
 
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // limitRow is a limit's row as it is, or is to be.
@@ -25,7 +25,7 @@ const limitsSQL = `
 SELECT name, jsonb_build_object('units', rate, 'window', (extract(epoch FROM window_size) * 1e9)::bigint) || shape AS rate, config,
     per_key, nullif(overrides, '{}') AS overrides, count_cost, coalesce(anchor, '') AS anchor, slack, proof, arrive_within, send_within,
     nullif(hosts, '{}') AS hosts, retry_after, headers, trust, queues
-FROM call_limits`
+FROM callq.call_limits`
 
 func (row limitRow) String() string {
 	if row.Config == nil {
@@ -105,7 +105,7 @@ func (a *application) applyLimits(ctx context.Context, p Policy) error {
 }
 
 const dropLimitsSQL = `
-UPDATE call_limits
+UPDATE callq.call_limits
 SET version = version + 1, queues = '{}', applied_at = clock_timestamp(), applied_by = $2
 WHERE name <> ALL($1) AND queues <> '{}'
 RETURNING name`
@@ -137,13 +137,13 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
-INSERT INTO call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
+INSERT INTO callq.call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
     slack, proof, arrive_within, send_within, hosts, retry_after, headers, trust, queues, config, applied_at, applied_by, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
     @slack::interval, @proof, @arrive_within::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @headers::jsonb, @trust, @queues::text[],
-    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, callq_epoch()
-FROM call_limit_versions c WHERE c.limit_name = @name
+    nullif(@config::jsonb, 'null'), clock_timestamp(), @by, callq.epoch()
+FROM callq.call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
 SET version = excluded.version, rate = excluded.rate, window_size = excluded.window_size, shape = excluded.shape,
     bucket_width = CASE WHEN @shut OR (l.window_size, l.shape) <> (excluded.window_size, excluded.shape) THEN excluded.bucket_width
@@ -162,7 +162,7 @@ var ErrRate = errors.New("it cannot have this rate")
 // Override puts a rate in force instead of the configuration's, until Reset. If it is lower, unstarted attempts are
 // recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by says
 // who, for the audit. The error is ledger.ErrUnknown if there is no such limit.
-func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.Rate, by string) ([]string, error) {
+func Override(ctx context.Context, pool schema.DB, name string, rate limit.Rate, by string) ([]string, error) {
 	return onLimit(ctx, pool, "set", name, by, func(ctx context.Context, a *application, was limitRow) error {
 		is, now := was.Rate, was
 		to, err := is.Set(rate)
@@ -181,7 +181,7 @@ func Override(ctx context.Context, pool *pgxpool.Pool, name string, rate limit.R
 }
 
 // Reset puts the configuration's rate in force again.
-func Reset(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, error) {
+func Reset(ctx context.Context, pool schema.DB, name, by string) ([]string, error) {
 	return onLimit(ctx, pool, "reset", name, by, func(ctx context.Context, a *application, was limitRow) error {
 		now := was
 		now.Rate, now.Config = *cmp.Or(was.Config, &was.Rate), nil
@@ -191,7 +191,7 @@ func Reset(ctx context.Context, pool *pgxpool.Pool, name, by string) ([]string, 
 
 // onLimit changes one limit that queues use. Their rows are locked first, as claims do it.
 func onLimit(
-	ctx context.Context, pool *pgxpool.Pool, verb, name, by string, change func(context.Context, *application, limitRow) error,
+	ctx context.Context, pool schema.DB, verb, name, by string, change func(context.Context, *application, limitRow) error,
 ) ([]string, error) {
 	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error {
 		rows, err := collect(ctx, a.tx, pgx.RowToStructByName[limitRow], limitsSQL+` WHERE name = $1 AND queues <> '{}'`, name)
@@ -209,7 +209,7 @@ func onLimit(
 	return changes, ledger.Wrap(fmt.Sprintf("%s limit %q", verb, name), err)
 }
 
-const lockQueuesSQL = `SELECT FROM call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
+const lockQueuesSQL = `SELECT FROM callq.call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
 // ErrUncounted says that a limit cannot be opened yet.
 var ErrUncounted = errors.New("what it has used is not counted yet: that waits until attempts under its former rule have ended")
@@ -217,7 +217,7 @@ var ErrUncounted = errors.New("what it has used is not counted yet: that waits u
 // Open counts nothing as missing from a limit any more, nor as in doubt, on the word of an operator who knows what was sent and
 // what has arrived. It returns what changed, a line each. reason and by, who, are for the audit and for verify. The error is ledger.ErrUnknown if there
 // is no such limit, and ErrUncounted if it is closed until it is counted.
-func Open(ctx context.Context, pool *pgxpool.Pool, name, reason, by string) ([]string, error) {
+func Open(ctx context.Context, pool schema.DB, name, reason, by string) ([]string, error) {
 	return onLimit(ctx, pool, "open", name, by, func(ctx context.Context, a *application, l limitRow) error {
 		var counted, missing bool
 		if err := a.tx.QueryRow(ctx, missingSQL, name).Scan(&counted, &missing); err != nil {
@@ -238,6 +238,6 @@ func Open(ctx context.Context, pool *pgxpool.Pool, name, reason, by string) ([]s
 }
 
 const missingSQL = `
-SELECT complete_since IS NOT NULL, missing_until IS NOT NULL FROM call_limits WHERE name = $1 FOR NO KEY UPDATE`
+SELECT complete_since IS NOT NULL, missing_until IS NOT NULL FROM callq.call_limits WHERE name = $1 FOR NO KEY UPDATE`
 
-const foundSQL = `UPDATE call_limits SET missing_until = NULL, known_at = NULL, known_less = 0 WHERE name = $1`
+const foundSQL = `UPDATE callq.call_limits SET missing_until = NULL, known_at = NULL, known_less = 0 WHERE name = $1`

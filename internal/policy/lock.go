@@ -99,13 +99,13 @@ func LockQueue(b *pgx.Batch, queue string, wait bool, within time.Duration) *Loc
 	return q
 }
 
-var errNoLock = errors.New("call_locks lacks a row: INSERT INTO call_locks (name) VALUES ('apply'), ('capacity') ON CONFLICT DO NOTHING")
+var errNoLock = errors.New("call_locks lacks a row: INSERT INTO callq.call_locks (name) VALUES ('apply'), ('capacity') ON CONFLICT DO NOTHING")
 
 // LockQueueSQL first bounds the transaction ($2, in ms): a frozen claim stops all others. It does not lock FOR SHARE: claims that
 // overlap would keep an applier waiting for ever.
 const LockQueueSQL = `
 SELECT limits, label, served_key, hours, nullif(needs, '{}')
-FROM call_queues
+FROM callq.call_queues
 WHERE name = $1
   AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'
   AND (SELECT count(set_config(name, $2, true))
@@ -118,17 +118,17 @@ const LockLimitsSQL = `
 SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
     overrides, epoch, complete_since, missing_until, known_at, known_less,
     slack + greatest(send_within + ` + limit.LateMostSQL + `, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
-        (SELECT max(q.timeout) + interval '1 second' FROM call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
-FROM call_limits l
-WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM call_queues WHERE name = $1))
+        (SELECT max(q.timeout) + interval '1 second' FROM callq.call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
+FROM callq.call_limits l
+WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM callq.call_queues WHERE name = $1))
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
 
 // Only callq's daemons may lock the row, while any login may hold an advisory lock for as long as it likes. The lock is written
 // into the row in place, so it leaves nothing dead.
-const lockCapacitySQL = `SELECT name FROM call_locks WHERE name = 'capacity' FOR UPDATE`
+const lockCapacitySQL = `SELECT name FROM callq.call_locks WHERE name = 'capacity' FOR UPDATE`
 
 // Draw has a batch draw the claim's number. The claim holds the capacity, so numbers are in the order of claims (low-water mark).
 func (q *LockedQueue) Draw(b *pgx.Batch) {
-	b.Queue(`SELECT nextval('call_batch_seq')`).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
+	b.Queue(`SELECT nextval('callq.call_batch_seq')`).QueryRow(func(row pgx.Row) error { return row.Scan(&q.Batch) })
 }

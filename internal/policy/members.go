@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// HeartbeatEvery is how often a live dispatcher writes its heartbeat. It may miss three (callq_alive).
+// HeartbeatEvery is how often a live dispatcher writes its heartbeat. It may miss three (callq.alive).
 const HeartbeatEvery = 2 * time.Second
 
 // Member is a dispatcher process: a row of call_dispatchers, with the hash of the policy in its own file, for all to see which
@@ -35,7 +35,7 @@ func NewMember() Member {
 // since, in one transaction. maxData is how many bytes of call_data enqueue_call accepts. Join returns the changes, or what is
 // in force instead.
 func (m Member) Join(
-	ctx context.Context, pool *pgxpool.Pool, p Policy, always bool, maxData int64,
+	ctx context.Context, pool schema.DB, p Policy, always bool, maxData int64,
 ) (changes []string, kept *Kept, err error) {
 	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
 		if !always {
@@ -59,12 +59,12 @@ func (m Member) Join(
 
 // The process that joined last decides. enqueue_call reads it.
 const noteMaxDataSQL = `
-INSERT INTO call_meta AS m (name, position) VALUES ('max_data', $1)
+INSERT INTO callq.call_meta AS m (name, position) VALUES ('max_data', $1)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
 
 // Heartbeat says that the process is alive, and which policy its file has. It returns the names of the live
 // dispatchers whose file differs from what is in force. It takes at most HeartbeatEvery.
-func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (others []string, err error) {
+func (m Member) Heartbeat(ctx context.Context, pool schema.DB, p Policy) (others []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, HeartbeatEvery)
 	defer cancel()
 	if _, err := pool.Exec(ctx, heartbeatSQL, m.ID, m.Name, p.hash()); err != nil {
@@ -75,12 +75,12 @@ func (m Member) Heartbeat(ctx context.Context, pool *pgxpool.Pool, p Policy) (ot
 }
 
 const heartbeatSQL = `
-INSERT INTO call_dispatchers (id, name, policy, heartbeat_at) VALUES ($1, $2, $3, clock_timestamp())
+INSERT INTO callq.call_dispatchers (id, name, policy, heartbeat_at) VALUES ($1, $2, $3, clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, heartbeat_at = excluded.heartbeat_at`
 
 // Leave removes the process's row, so that nobody has to wait for missed heartbeats.
-func (m Member) Leave(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := pool.Exec(ctx, `DELETE FROM call_dispatchers WHERE id = $1`, m.ID)
+func (m Member) Leave(ctx context.Context, pool schema.DB) error {
+	_, err := pool.Exec(ctx, `DELETE FROM callq.call_dispatchers WHERE id = $1`, m.ID)
 	return ledger.Wrap("remove the dispatcher's row", err)
 }
 
@@ -94,9 +94,9 @@ func Dispatchers(ctx context.Context, db ledger.DB) (live, others []string, err 
 const dispatchersSQL = `
 SELECT coalesce(array_agg(d.name ORDER BY d.name), '{}'),
     coalesce(array_agg(d.name ORDER BY d.name) FILTER (WHERE d.policy IS DISTINCT FROM p.hash), '{}')
-FROM call_dispatchers d
-LEFT JOIN (SELECT hash FROM call_policies ORDER BY number DESC LIMIT 1) p ON true
-WHERE callq_alive(d.heartbeat_at)`
+FROM callq.call_dispatchers d
+LEFT JOIN (SELECT hash FROM callq.call_policies ORDER BY number DESC LIMIT 1) p ON true
+WHERE callq.alive(d.heartbeat_at)`
 
 // Applied is a policy that was applied. Table call_policies keeps the hash of each.
 type Applied struct {
@@ -122,7 +122,7 @@ func Effective(ctx context.Context, db ledger.DB) (*Applied, error) {
 	return newest[0], nil
 }
 
-const effectiveSQL = `SELECT hash, applied_at, applied_by FROM call_policies ORDER BY number DESC LIMIT 1`
+const effectiveSQL = `SELECT hash, applied_at, applied_by FROM callq.call_policies ORDER BY number DESC LIMIT 1`
 
 // hash identifies a checked policy. The order in which its parts were given does not matter.
 func (p Policy) hash() string {
@@ -158,4 +158,4 @@ func (a *application) keep(ctx context.Context, p Policy) (*Kept, error) {
 }
 
 const keepSQL = `
-SELECT EXISTS (SELECT FROM call_policies WHERE hash = $1), EXISTS (SELECT FROM call_limits WHERE queues <> '{}')`
+SELECT EXISTS (SELECT FROM callq.call_policies WHERE hash = $1), EXISTS (SELECT FROM callq.call_limits WHERE queues <> '{}')`

@@ -168,11 +168,11 @@ const SQL = `
 WITH pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
         min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
-    FROM (SELECT *, callq_alive(heartbeat_at) AS live FROM call_workers) w
+    FROM (SELECT *, callq.alive(heartbeat_at) AS live FROM callq.call_workers) w
     GROUP BY pool
 ), open AS (
     SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted, count(started_at) AS started, min(batch) AS open_from
-    FROM call_open
+    FROM callq.call_open
     WHERE batch >= $1
     GROUP BY pool
 )

@@ -25,11 +25,11 @@ type abandoned struct {
 const abandonedSQL = `
 SELECT o.call_id, o.attempt, o.token, o.started_at + o.send_within + interval '5 seconds' AS sent_by,
     coalesce(left(q.call_data ->> 'url', 4096), '') AS url, l.within
-FROM (SELECT * FROM call_open WHERE batch >= $1 AND started_at < clock_timestamp() - interval '5 seconds' OFFSET 0) o
-JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
-CROSS JOIN LATERAL (SELECT max(arrive_within) AS within FROM call_limits WHERE name = ANY(o.limits) AND proof = 'later') l
+FROM (SELECT * FROM callq.call_open WHERE batch >= $1 AND started_at < clock_timestamp() - interval '5 seconds' OFFSET 0) o
+JOIN public.call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+CROSS JOIN LATERAL (SELECT max(arrive_within) AS within FROM callq.call_limits WHERE name = ANY(o.limits) AND proof = 'later') l
 WHERE o.task = 'http' AND o.overtaken_at IS NULL AND o.send_within IS NOT NULL AND l.within IS NOT NULL
-  AND NOT EXISTS (SELECT FROM call_workers w WHERE w.id = o.worker AND callq_alive(w.heartbeat_at))
+  AND NOT EXISTS (SELECT FROM callq.call_workers w WHERE w.id = o.worker AND callq.alive(w.heartbeat_at))
 ORDER BY sent_by
 LIMIT 500`
 
@@ -86,15 +86,15 @@ func (r *Recoverer) overtake(ctx context.Context, v View) (n int, err error) {
 const overtakeSQL = `
 WITH host AS MATERIALIZED (
     SELECT host, CASE WHEN written_at >= @sent_by::timestamptz + @margin::interval THEN answered_at END AS answered_at
-    FROM call_hosts
+    FROM callq.call_hosts
     WHERE host = @host
       AND (written_at >= @sent_by::timestamptz + @margin::interval
         OR greatest(@last::timestamptz, probed_at, answered_at) + @within::interval * (1 + (hashtext(host || @last::timestamptz) & 255) / 512.0) < clock_timestamp())
     FOR NO KEY UPDATE SKIP LOCKED
 ), probed AS (
-    UPDATE call_hosts h SET probed_at = clock_timestamp() FROM host WHERE h.host = host.host AND host.answered_at IS NULL
+    UPDATE callq.call_hosts h SET probed_at = clock_timestamp() FROM host WHERE h.host = host.host AND host.answered_at IS NULL
 )
-UPDATE call_open o
+UPDATE callq.call_open o
 SET overtaken_at = coalesce(host.answered_at, clock_timestamp())
 FROM host
 WHERE o.call_id = ANY (ARRAY[@call::bigint]) AND o.attempt = @attempt AND o.token = @token AND o.overtaken_at IS NULL`

@@ -40,13 +40,13 @@ SELECT o.call_id, o.attempt, coalesce(o.token, 0) AS token, o.token IS NULL AS u
     CASE WHEN o.task = 'http' THEN coalesce(left(q.call_data ->> 'url', 4096), '') ELSE '' END AS url,
     coalesce(q.failed_count, 0) AS failed_count,` + ledger.PolicySQL + `,
     ` + ledger.OnLostSQL + ` AS on_lost
-FROM (SELECT * FROM call_open WHERE batch >= $1 AND call_id <> ALL($2::bigint[]) OFFSET 0) o
-LEFT JOIN call_queue q ON q.id BETWEEN o.call_id AND o.call_id
-LEFT JOIN call_queues r ON r.name = o.queue
+FROM (SELECT * FROM callq.call_open WHERE batch >= $1 AND call_id <> ALL($2::bigint[]) OFFSET 0) o
+LEFT JOIN public.call_queue q ON q.id BETWEEN o.call_id AND o.call_id
+LEFT JOIN callq.call_queues r ON r.name = o.queue
 WHERE `
 
 // overdueCountSQL needs the same conditions.
-const overdueCountSQL = `SELECT count(*) FROM call_open o WHERE `
+const overdueCountSQL = `SELECT count(*) FROM callq.call_open o WHERE `
 
 // close closes the first attempts that a condition holds for. One that errs is isolated. One whose row another transaction
 // holds is left to a later pass.
@@ -87,7 +87,7 @@ func (r *Recoverer) closeFormer(ctx context.Context, v View) (int, error) {
 	return r.close(ctx, v, formerWhere, r.lost("Postgres failed over or was restored while the attempt was open"))
 }
 
-const formerWhere = `o.epoch <> (SELECT callq_epoch())`
+const formerWhere = `o.epoch <> (SELECT callq.epoch())`
 
 // lost closes attempts that may have been sent. Their starts bound them. Whether one of a former epoch without a start had
 // started there is unknown, so it is charged as of now.
@@ -122,7 +122,7 @@ func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 }
 
 const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
-    AND EXISTS (SELECT 1 FROM call_workers WHERE callq_alive(heartbeat_at))`
+    AND EXISTS (SELECT 1 FROM callq.call_workers WHERE callq.alive(heartbeat_at))`
 
 // prove ends the doubt about attempts without an answer. A later request to their host was answered, or one is to ask whether the
 // host is back.

@@ -41,7 +41,7 @@ const (
 
 // lateSQL finds calls that have expired, except those of $3. It locks them, for a moment, to leave out what others hold.
 const lateSQL = `
-SELECT id FROM call_queue
+SELECT id FROM public.call_queue
 WHERE expires_at <= (SELECT clock_timestamp()) AND expires_at >= coalesce((SELECT clock_timestamp() - $1::interval), '-infinity')
   AND status IN ('new', 'error') AND id <> ALL($3::bigint[])
 ORDER BY expires_at
@@ -50,13 +50,13 @@ FOR UPDATE SKIP LOCKED`
 
 const expireSQL = `
 WITH late AS MATERIALIZED (
-    SELECT id, status, expires_at FROM call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED
+    SELECT id, status, expires_at FROM public.call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED
 )
-UPDATE call_queue q
+UPDATE public.call_queue q
 SET status = 'failed', error_message = 'expired: not sent by ' || q.expires_at, unique_key = NULL, ended_key = unique_key,
     finished_at = clock_timestamp(), failed_at = clock_timestamp()
 FROM late
 WHERE q.id BETWEEN late.id AND late.id AND late.status IN ('new', 'error') AND late.expires_at <= clock_timestamp()`
 
 const expiredCountSQL = `
-SELECT count(*) FROM call_queue WHERE expires_at <= (SELECT clock_timestamp()) AND status IN ('new', 'error')`
+SELECT count(*) FROM public.call_queue WHERE expires_at <= (SELECT clock_timestamp()) AND status IN ('new', 'error')`

@@ -17,8 +17,8 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 
 // Config says what a Recoverer works with. All fields are required.
 type Config struct {
-	Pool   *pgxpool.Pool
+	Pool   schema.DB
 	Sender *handoff.Broker
 	Log    *slog.Logger
 	Now    func() time.Time    // a clock that nobody sets
@@ -170,8 +170,8 @@ func (r *Recoverer) isolate(ctx context.Context, id int64, err error) {
 const IsolatedMessage = "callq cannot end it: "
 
 const isolateSQL = `
-UPDATE call_queue SET error_message = $2
-WHERE id = (SELECT id FROM call_queue WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED) AND status IN ('new', 'error', 'dispatched')`
+UPDATE public.call_queue SET error_message = $2
+WHERE id = (SELECT id FROM public.call_queue WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED) AND status IN ('new', 'error', 'dispatched')`
 
 // clean removes what no window needs any more: usage, clock gains, and rows of workers and dispatchers that are long gone. A
 // longer window is counted anew from the ledger. Then it removes what Asynq archived or holds for workers that died, and the
@@ -202,39 +202,39 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	return r.Sender.Tidy(ctx, names)
 }
 
-const poolsSQL = `SELECT pool FROM call_workers UNION SELECT pool FROM call_open`
+const poolsSQL = `SELECT pool FROM callq.call_workers UNION SELECT pool FROM callq.call_open`
 
 // Claims open a limit whose probe had an answer; here are those of which nothing more is to be claimed.
 const cleanProbesSQL = `
-DELETE FROM call_pauses p
-USING call_attempts a
+DELETE FROM callq.call_pauses p
+USING public.call_attempts a
 WHERE p.spell IS NOT NULL AND p.until < clock_timestamp() AND a.call_id = p.call_id AND a.attempt = p.attempt
   AND a.outcome NOT IN ('not_sent', 'lost', 'refused')`
 
 const cleanUsageSQL = `
-DELETE FROM call_usage u
-USING call_limits l
+DELETE FROM callq.call_usage u
+USING callq.call_limits l
 WHERE u.limit_name = ANY (ARRAY[l.name])
   AND (u.bucket < clock_timestamp() - 2 * l.window_size - interval '1 minute' - $1::interval
     OR u.bucket = ` + limit.UnknownSQL + ` AND u.used = 0)`
 
 // No window reaches back further, not even one that is made twice as long. verify asks for steps back.
 const cleanGainsSQL = `
-DELETE FROM call_clock_gains
-WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM call_limits) - $1::interval
+DELETE FROM callq.call_clock_gains
+WHERE at < clock_timestamp() - 2 * (SELECT coalesce(max(window_size), '0') FROM callq.call_limits) - $1::interval
     - CASE WHEN by > '0' THEN interval '1 day' ELSE interval '1 year' END`
 
-const cleanWorkersSQL = `DELETE FROM call_workers WHERE heartbeat_at < clock_timestamp() - interval '1 day'`
+const cleanWorkersSQL = `DELETE FROM callq.call_workers WHERE heartbeat_at < clock_timestamp() - interval '1 day'`
 
 // Workers lock several, in another order.
 const cleanRemotesSQL = `
-DELETE FROM call_remotes r
+DELETE FROM callq.call_remotes r
 USING (
-    SELECT limit_name, key FROM call_remotes WHERE answered_at < clock_timestamp() - interval '1 day' LIMIT 10000 FOR UPDATE SKIP LOCKED
+    SELECT limit_name, key FROM callq.call_remotes WHERE answered_at < clock_timestamp() - interval '1 day' LIMIT 10000 FOR UPDATE SKIP LOCKED
 ) old
 WHERE r.limit_name = old.limit_name AND r.key = old.key`
 
 // A heartbeat that lies ahead is older than the clock's last step back. A live dispatcher's row is back at its next one.
 const cleanDispatchersSQL = `
-DELETE FROM call_dispatchers
+DELETE FROM callq.call_dispatchers
 WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`

@@ -88,9 +88,9 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 const handedSQL = `
 SELECT o.pool, o.task, coalesce(q.label, '') AS label, o.epoch, o.batch, o.message_no, o.redeliveries,
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
-FROM call_open o LEFT JOIN call_queues q ON q.name = o.queue
+FROM callq.call_open o LEFT JOIN callq.call_queues q ON q.name = o.queue
 WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval
-  AND o.epoch = (SELECT callq_epoch())
+  AND o.epoch = (SELECT callq.epoch())
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 
@@ -111,11 +111,11 @@ func (r *Recoverer) readdress(ctx context.Context, h handed) (handoff.Message, e
 // IS NOT DISTINCT FROM keeps call_open_batch_idx out of the plan: the rows are found by their ids.
 const readdressSQL = `
 WITH locked AS MATERIALIZED (
-    SELECT call_id FROM call_open
+    SELECT call_id FROM callq.call_open
     WHERE call_id = ANY(@ids) AND (SELECT set_config('lock_timeout', '100ms', true)) = '100ms'
     ORDER BY call_id FOR UPDATE
 )
-UPDATE call_open o
+UPDATE callq.call_open o
 SET redeliveries = o.redeliveries + 1, handed_at = clock_timestamp(), pool = @pool
 FROM locked l, unnest(@ids::bigint[], @attempts::int[]) AS a (call_id, attempt)
 WHERE o.call_id BETWEEN l.call_id AND l.call_id AND a.call_id = l.call_id AND o.attempt = a.attempt

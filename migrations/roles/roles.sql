@@ -9,8 +9,10 @@ BEGIN;
 
 DO $$
 DECLARE
-    owner   name         := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('call_queue'));
-    home    regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('call_queue'));
+    owner   name         := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('public.call_queue'));
+    homes   regnamespace[] := ARRAY(SELECT relnamespace FROM pg_class WHERE oid IN (to_regclass('public.call_queue'), to_regclass('callq.call_open'))
+                                    ORDER BY relname DESC); -- the users' first
+    home    regnamespace;
     roles   name[]       := ARRAY['callq_producer', 'callq_enqueuer', 'callq_daemon', 'callq_viewer'];
     wanted  name;
     missing text         := '';
@@ -35,62 +37,63 @@ BEGIN
         RAISE EXCEPTION '% may not create roles: let an administrator run %and then run this again',
             current_user, missing USING ERRCODE = '42501';
     END IF;
-    FOREACH wanted IN ARRAY roles LOOP
+    -- Producers need nothing of callq's own schema: what an INSERT does there, it does as the owner.
+    FOR home, wanted IN SELECT h, r FROM unnest(homes) AS h, unnest(roles) AS r WHERE h = homes[1] OR r !~ '_(producer|enqueuer)$' LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', home, wanted); -- no more than a warning, where it may not
         IF NOT has_schema_privilege(wanted, home::oid, 'USAGE') THEN
             missing := missing || format('GRANT USAGE ON SCHEMA %s TO %I; ', home, wanted);
         END IF;
     END LOOP;
     IF missing <> '' THEN
-        RAISE EXCEPTION '% may not grant the use of schema %: let its owner run %and then run this again',
-            current_user, home, missing USING ERRCODE = '42501';
+        RAISE EXCEPTION '% may not grant the use of a schema: let its owner run %and then run this again',
+            current_user, missing USING ERRCODE = '42501';
     END IF;
 END
 $$;
 
-REVOKE ALL ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_hosts, call_remotes, call_locks, call_meta,
-    call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers, callq_migrations
-    FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON SEQUENCE call_queue_id_seq, call_audit_id_seq, call_clock_gains_id_seq, call_batch_seq, call_wake_seq, callq_migrations_id_seq
-    FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON FUNCTION callq_epoch, callq_purge_versions, callq_wake, enqueue_call
-    FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON public.call_queue, public.call_attempts FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON SEQUENCE public.call_queue_id_seq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON FUNCTION public.enqueue_call FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON ALL TABLES IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 
--- A producer inserts, in every way there is, and reads of calls no more than that takes: what RETURNING gives
--- back, the id, to Rails also what is computed as it is inserted, and what a duplicate is looked up by. It writes no id:
--- those that come next would be taken for others.
-GRANT INSERT (queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts),
-    SELECT (id, queue, unique_key, created_at, run_at) ON call_queue TO callq_producer;
+-- A producer inserts, in every way there is, ORMs' too: they name the id, as DEFAULT, and read it back from the sequence, or by
+-- RETURNING with what else of the row they know. So a producer reads all of calls but what may hold secrets: call_data, and an
+-- API's answer in error_message. An id of its own making is refused.
+GRANT INSERT (id, queue, task, key, call_data, cost, priority, run_at, expires_at, unique_key, max_attempts),
+    SELECT (id, status, queue, task, key, cost, priority, run_at, expires_at, unique_key, max_attempts, attempts, failed_count, created_at,
+        dispatched_at, finished_at) ON public.call_queue TO callq_producer;
+GRANT SELECT ON SEQUENCE public.call_queue_id_seq TO callq_producer;
 
 -- For a producer that need not be trusted: what the function refuses, it cannot insert.
-GRANT EXECUTE ON FUNCTION enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
+GRANT EXECUTE ON FUNCTION public.enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
 
 -- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
 -- that retention deletes from it, that attempts of a former call whose id is used again get other numbers, and that what an
 -- attempt without an answer counts until becomes known later.
-GRANT SELECT, INSERT, UPDATE, DELETE ON call_budgets, call_clock_gains, call_dispatchers, call_limits, call_flows, call_hosts, call_remotes, call_meta, call_inbox, call_open, call_pauses,
-    call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_daemon;
-GRANT SELECT ON call_backlog TO callq_daemon;
-GRANT SELECT, UPDATE (held) ON call_locks TO callq_daemon; -- nobody else may lock a row
-GRANT SELECT, INSERT, DELETE, UPDATE (attempt, result, arrived_by, charged, proof) ON call_attempts TO callq_daemon;
-GRANT SELECT, INSERT ON call_audit, call_limit_versions TO callq_daemon;
-GRANT USAGE ON SEQUENCE call_batch_seq TO callq_daemon;
-GRANT USAGE, UPDATE ON SEQUENCE call_wake_seq TO callq_daemon;
+GRANT SELECT, INSERT, UPDATE, DELETE ON public.call_queue TO callq_daemon;
+GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_clock_gains, callq.call_dispatchers, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
+    callq.call_policies, callq.call_queues, callq.call_usage, callq.call_segments, callq.call_workers TO callq_daemon;
+GRANT UPDATE (held) ON callq.call_locks TO callq_daemon; -- nobody else may lock a row
+GRANT SELECT, INSERT, DELETE, UPDATE (attempt, result, arrived_by, charged, proof) ON public.call_attempts TO callq_daemon;
+GRANT INSERT ON callq.call_audit, callq.call_limit_versions TO callq_daemon;
+GRANT USAGE ON SEQUENCE callq.call_batch_seq TO callq_daemon;
+GRANT USAGE, UPDATE ON SEQUENCE callq.call_wake_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
-GRANT SELECT ON call_attempts, call_audit, call_budgets, call_clock_gains, call_dispatchers, call_backlog, call_limit_versions, call_limits, call_flows, call_hosts, call_remotes, call_locks, call_meta,
-    call_inbox, call_open, call_pauses, call_policies, call_queue, call_queues, call_usage, call_segments, call_workers TO callq_viewer;
+GRANT SELECT ON public.call_queue, public.call_attempts TO callq_viewer;
+GRANT SELECT ON ALL TABLES IN SCHEMA callq TO callq_daemon, callq_viewer;
 
-GRANT SELECT ON callq_migrations TO callq_daemon, callq_viewer;
-GRANT EXECUTE ON FUNCTION callq_epoch TO callq_daemon, callq_viewer;
-GRANT EXECUTE ON FUNCTION callq_purge_versions TO callq_daemon; -- retention
-GRANT EXECUTE ON FUNCTION callq_wake TO callq_daemon;
+GRANT EXECUTE ON FUNCTION callq.epoch TO callq_daemon, callq_viewer;
+GRANT EXECUTE ON FUNCTION callq.purge_versions TO callq_daemon; -- retention
+GRANT EXECUTE ON FUNCTION callq.wake TO callq_daemon;
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        EXECUTE 'GRANT MAINTAIN ON call_attempts, call_flows, call_inbox, call_open, call_queue, call_usage, call_segments TO callq_daemon';
+        EXECUTE 'GRANT MAINTAIN ON public.call_attempts, callq.call_flows, callq.call_inbox, callq.call_open, public.call_queue, callq.call_usage, callq.call_segments TO callq_daemon';
     END IF;
 END
 $$;

@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 	"github.com/callq/callq/tasks"
 )
@@ -53,7 +54,7 @@ func (c *callq) open(ctx context.Context, databaseURL, redisURL string) (err err
 	if c.producers, err = openPool(ctx, databaseURL, nil); err != nil {
 		return err
 	}
-	if _, err := migrations.Up(ctx, c.producers.Config().ConnConfig); err != nil {
+	if _, err := migrations.Up(ctx, c.producers.Config().ConnConfig, schema.Names{}); err != nil {
 		return err
 	}
 	if c.servants, err = pgxpool.New(ctx, databaseURL); err != nil { // as the README makes it
@@ -145,7 +146,7 @@ func (c *callq) check(ctx context.Context, inserted, done int) error {
 	got := make([]int, 4)
 	err := c.producers.QueryRow(ctx, `
 SELECT (SELECT count(*) FROM call_queue WHERE id > $1), (SELECT count(*) FROM call_queue WHERE status = 'done' AND id > $1),
-    (SELECT count(*) FROM call_attempts WHERE outcome = 'done' AND call_id > $1), (SELECT count(*) FROM call_open)`, c.ended).
+    (SELECT count(*) FROM call_attempts WHERE outcome = 'done' AND call_id > $1), (SELECT count(*) FROM callq.call_open)`, c.ended).
 		Scan(&got[0], &got[1], &got[2], &got[3])
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
@@ -82,7 +83,7 @@ func (b *bench) claimIn(ctx context.Context, url string, s scene) (took []time.D
 		return nil, err
 	}
 	defer pool.Close()
-	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
+	if _, err := migrations.Up(ctx, pool.Config().ConnConfig, schema.Names{}); err != nil {
 		return nil, err
 	}
 	options, err := redis.ParseURL(b.servers.redisURL())
@@ -158,19 +159,19 @@ func (s scene) rules() policy.Policy {
 
 // A worker with 50 free slots has room for 100.
 const aWorkerSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 VALUES ('bench', 'http', '{http}', '{}', 50 + $1, now(), now() + interval '1 hour')`
 
 // What runs has negative ids, which finishOpen leaves, and a batch that is not yet behind any claim.
 const runningSQL = `
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, send_within,
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, deadline, send_within,
     epoch, pool, queue, task, key, limits, keys, costs)
 SELECT -i, 1, 0, 1000000000, 1, now(), now(), now(), now(), now() + interval '1 hour', '1 s',
-    callq_epoch(), 'http', 'default', 'http', 'k' || i, '{each}', ARRAY['k' || i], '{1}'
+    callq.epoch(), 'http', 'default', 'http', 'k' || i, '{each}', ARRAY['k' || i], '{1}'
 FROM generate_series(1, %d) i`
 
 const usedUpSQL = `
-INSERT INTO call_usage (limit_name, key, bucket, shard, used)
+INSERT INTO callq.call_usage (limit_name, key, bucket, shard, used)
 SELECT 'each', key, now(), 0, 1000000 FROM (SELECT DISTINCT key FROM call_queue WHERE key LIKE 'b%') k`
 
 // settle lets looks take in what there is, and put aside what is blocked.
@@ -196,8 +197,8 @@ func settle(ctx context.Context, pool *pgxpool.Pool, d *dispatcher.Dispatcher) e
 
 // As many lines as a claim looks at are not put aside.
 const settledSQL = `
-SELECT EXISTS (SELECT FROM call_inbox WHERE at <= now())
-    OR (SELECT count(*) FROM call_flows WHERE key LIKE 'b%' AND wake_at IS NULL) >= 256`
+SELECT EXISTS (SELECT FROM callq.call_inbox WHERE at <= now())
+    OR (SELECT count(*) FROM callq.call_flows WHERE key LIKE 'b%' AND wake_at IS NULL) >= 256`
 
 // finishOpen ends what was claimed, without a ledger.
 func finishOpen(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
@@ -206,6 +207,6 @@ func finishOpen(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
 }
 
 const finishOpenSQL = `
-WITH gone AS (DELETE FROM call_open WHERE call_id > 0 RETURNING call_id),
+WITH gone AS (DELETE FROM callq.call_open WHERE call_id > 0 RETURNING call_id),
 done AS (UPDATE call_queue SET status = 'done' WHERE id = ANY (ARRAY(SELECT call_id FROM gone)))
 SELECT count(*) FROM gone`

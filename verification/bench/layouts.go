@@ -148,18 +148,18 @@ SELECT id, 1, CASE task WHEN 'http' THEN 1 END, CASE WHEN task = 'http' THEN CAS
     jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', finished_at),
         jsonb_build_object('limit', 'each', 'key', key, 'cost', 1, 'until', finished_at))
         || (SELECT coalesce(jsonb_agg(jsonb_build_object('limit', l.name, 'key', '', 'cost', 1, 'until', finished_at)), '[]')
-            FROM call_limits l WHERE l.name = call_queue.queue),
+            FROM callq.call_limits l WHERE l.name = call_queue.queue),
     CASE status WHEN 'failed' THEN '{"status": 422, "headers": {}, "body": "", "truncated": false}'::jsonb END
 FROM call_queue
 WHERE attempts = 1 AND id > (SELECT coalesce(max(call_id), 0) FROM call_attempts)
 ORDER BY id`
 
 const fillUsageSQL = `
-INSERT INTO call_usage (limit_name, key, bucket, shard, used)
+INSERT INTO callq.call_usage (limit_name, key, bucket, shard, used)
 SELECT c."limit", c.key, date_bin(l.window_size / 200, c.until, 'epoch') + l.window_size / 200, pg_backend_pid(), sum(c.cost)
 FROM call_attempts a
 CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, key text, cost bigint, until timestamptz)
-JOIN call_limits l ON l.name = c."limit"
+JOIN callq.call_limits l ON l.name = c."limit"
 WHERE a.arrived_by > now() - 1.1 * l.window_size
 GROUP BY 1, 2, 3`
 

@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/schema"
 )
 
 // long measures callq on tables in which so many calls have ended, of three attempts each, in turn with one that begins empty:
@@ -92,7 +93,7 @@ func (c *callq) sayLong(ctx context.Context, out io.Writer, ended int) error {
 		return err
 	}
 	fmt.Fprintf(out, "verify of the last 10 minutes: %s, %d attempts, %d findings\n", time.Since(begun).Round(time.Millisecond), report.Attempts, len(report.Findings))
-	pool, end, err := ledger.Connect(ctx, c.producers, 1) // as callq's own connections are
+	pool, end, err := ledger.Connect(ctx, c.producers, schema.Names{}, 1) // as callq's own connections are
 	if err != nil {
 		return err
 	}

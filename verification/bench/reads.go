@@ -21,6 +21,7 @@ import (
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/migrations"
 )
 
@@ -153,7 +154,7 @@ func (b *bench) readIn(ctx context.Context, l layout, callq program) ([]told, er
 // lay brings about the layout, as dispatchers leave it: its limits are in force, and calls that wait are in
 // lines. There they stay, for the only worker has no slot.
 func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq program) error {
-	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
+	if _, err := migrations.Up(ctx, pool.Config().ConnConfig, schema.Names{}); err != nil {
 		return err
 	}
 	servants, err := openPool(ctx, callq.postgres, ledger.Settings())
@@ -174,7 +175,7 @@ func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq pro
 	if err := d.Once(ctx); err != nil { // publishes, and opens the limits
 		return err
 	}
-	for _, sql := range []string{fullWorkerSQL, longInForceSQL, `DELETE FROM call_audit`} {
+	for _, sql := range []string{fullWorkerSQL, longInForceSQL, `DELETE FROM callq.call_audit`} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			return err
 		}
@@ -196,11 +197,11 @@ func (b *bench) lay(ctx context.Context, pool *pgxpool.Pool, l layout, callq pro
 }
 
 const fullWorkerSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 VALUES ('bench', 'all', '{http,mail,rare}', '{}', 0, now(), now() + interval '1 hour')`
 
 // longInForceSQL has the limits be in force since before the calls of the layouts.
-const longInForceSQL = `UPDATE call_limit_versions SET effective_from = effective_from - interval '1 year'`
+const longInForceSQL = `UPDATE callq.call_limit_versions SET effective_from = effective_from - interval '1 year'`
 
 // verified is the size up to which `callq verify` is to find a layout as callq leaves it. Larger ones are made
 // alike, and it takes long among a million.

@@ -34,7 +34,7 @@ queues:
   account:  {limits: [account]}
 `, others, own), fakeapi.Config{Latency: apiLatency})
 	s.start(4, 2)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	var calls []callqueue.Call
 	add := func(queue, key string, n int) {
 		for range n {

@@ -35,7 +35,7 @@ func (v *victim) lockRows() (func() error, error) {
 		return nil, err
 	}
 	_, err = conn.Exec(ctx, `BEGIN; `+
-		`SELECT FROM call_open ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED; `+
+		`SELECT FROM callq.call_open ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED; `+
 		`SELECT FROM call_queue WHERE status IN ('new', 'error', 'dispatched') ORDER BY random() LIMIT 10 FOR UPDATE SKIP LOCKED`)
 	return func() error {
 		_ = conn.Close(ctx) // a restart of Postgres may have
@@ -76,14 +76,14 @@ func stepForward(by time.Duration) func(*victim) (func() error, error) {
 		defer v.holdOthers()()
 		var claims, noted int
 		err := v.s.pool.QueryRow(context.Background(),
-			`SELECT last_value, (SELECT coalesce(max(id), 0) FROM call_clock_gains) FROM call_batch_seq`).Scan(&claims, &noted)
+			`SELECT last_value, (SELECT coalesce(max(id), 0) FROM callq.call_clock_gains) FROM callq.call_batch_seq`).Scan(&claims, &noted)
 		if err != nil {
 			return nil, err
 		}
-		v.s.await(time.Minute, `SELECT last_value > $1 FROM call_batch_seq`, claims+ofEach)
+		v.s.await(time.Minute, `SELECT last_value > $1 FROM callq.call_batch_seq`, claims+ofEach)
 		undo, err := step(by)(v)
 		if err == nil {
-			v.s.await(time.Minute, `SELECT coalesce(max(id), 0) > $1 FROM call_clock_gains`, noted)
+			v.s.await(time.Minute, `SELECT coalesce(max(id), 0) > $1 FROM callq.call_clock_gains`, noted)
 		}
 		return undo, err
 	}

@@ -31,7 +31,7 @@ func TestLimitsOfCampaigns(t *testing.T) {
 		SELECT 'campaign' || n % $1, '+49' || hash, jsonb_build_object('url', $2 || '?key=+49' || hash)
 		FROM generate_series(1, $1 * $3::bigint) n CROSS JOIN LATERAL (SELECT abs(hashint8(n)) % $4 AS hash) h`, campaigns, s.api.URL(), calls, numbers)
 	s.start(4, 4)
-	s.await(3*time.Minute, `SELECT count(*) = 4 FROM call_workers`)
+	s.await(3*time.Minute, `SELECT count(*) = 4 FROM callq.call_workers`)
 	for deadline := time.Now().Add(3 * time.Minute); s.api.Count() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no call was made within 3 minutes")

@@ -79,7 +79,7 @@ func (r *killRun) account() oracle.Account {
 		Acknowledged: r.load.known(),
 		Calls:        read(r.stack, callsSQL, pgx.RowToStructByName[oracle.Call]),
 		Attempts:     read(r.stack, attemptsSQL, pgx.RowToStructByName[oracle.Attempt]),
-		Open:         read(r.stack, `SELECT count(*) FROM call_open`, pgx.RowTo[int])[0],
+		Open:         read(r.stack, `SELECT count(*) FROM callq.call_open`, pgx.RowTo[int])[0],
 	}
 	for _, q := range r.api.Requests() {
 		end := oracle.Never
@@ -174,7 +174,7 @@ func (r *killRun) keep(a oracle.Account, report []string) {
 		fmt.Fprintf(&requests, "%s %s\n", r.begun.Add(q.At).UTC().Format("15:04:05.000000"), q)
 	}
 	write("requests.txt", requests.String())
-	for _, table := range []string{"call_queue", "call_open", "call_attempts", "call_usage", "call_limits", "call_limit_versions", "call_clock_gains", "call_workers", "test_calls"} {
+	for _, table := range []string{"call_queue", "callq.call_open", "call_attempts", "callq.call_usage", "callq.call_limits", "callq.call_limit_versions", "callq.call_clock_gains", "callq.call_workers", "test_calls"} {
 		rows := read(r.stack, "SELECT to_jsonb(x)::text FROM "+table+" x ORDER BY 1", pgx.RowTo[string])
 		write(table+".jsonl", strings.Join(rows, "\n"))
 	}

@@ -115,7 +115,7 @@ func (sc scenario) run(t *testing.T) float64 {
 	} else {
 		workers := cmp.Or(sc.workers, 2)
 		s.start(2, workers)
-		s.await(time.Minute, `SELECT count(*) = $1 FROM call_workers`, workers)
+		s.await(time.Minute, `SELECT count(*) = $1 FROM callq.call_workers`, workers)
 	}
 	s.insert("default", sc.calls)
 	if sc.workers > 0 { // to count in the database takes its share of the CPU
@@ -184,7 +184,7 @@ func workersAway(s *stack) {
 // deleteAndRetain deletes finished calls, and runs retention and vacuum, every second.
 func deleteAndRetain(s *stack) {
 	s.start(2, 2)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	s.t.Cleanup(func() { cancel(); <-stopped })

@@ -42,7 +42,7 @@ func signal(t *testing.T, pid int, sig syscall.Signal) {
 func (s *stack) settled(calls int) {
 	s.t.Helper()
 	s.awaitDone(2*time.Minute, calls)
-	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM callq.call_open`)
 	s.exact(faultRate, faultWindow, 0)
 	seen := map[string]bool{}
 	for _, r := range s.api.Requests() {
@@ -87,10 +87,10 @@ func TestDispatchersKilled(t *testing.T) {
 func TestDispatcherKilledBetweenClaimAndHandOver(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	victim := s.spawn("dispatch")
-	s.await(time.Minute, `SELECT count(*) > 0 FROM call_queues`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM callq.call_queues`)
 	signal(t, s.redis.Pid(), syscall.SIGSTOP)
 	s.insert("default", 30)
-	s.await(time.Minute, `SELECT count(*) > 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM callq.call_open`)
 	victim.kill()
 	signal(t, s.redis.Pid(), syscall.SIGCONT)
 	s.flushRedis()
@@ -168,7 +168,7 @@ func TestPostgresKilledWithAsynchronousCommits(t *testing.T) {
 	}
 	s.await(time.Minute, `SELECT current_setting('synchronous_commit') = 'off'`)
 	s.start(1, 1)
-	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM callq.call_workers`)
 	s.insert("default", 10)
 	s.served(10)
 	restart, err := (&victim{s: s}).killPostgres()
@@ -191,7 +191,7 @@ func TestTerminateDrains(t *testing.T) {
 	if code := worker.terminate(); code != 0 {
 		t.Errorf("work: exit %d after SIGTERM", code)
 	}
-	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open WHERE started_at IS NOT NULL`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM callq.call_open WHERE started_at IS NOT NULL`)
 	s.await(time.Minute, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
 	s.await(time.Minute, fmt.Sprintf(`SELECT count(*) = %d FROM call_attempts WHERE outcome = 'done'`, len(s.api.Requests())))
 	if code := dispatcher.terminate(); code != 0 {
@@ -219,23 +219,23 @@ func TestWorkerFrozen(t *testing.T) {
 
 const inItsClaim = `SELECT count(*) > 0 FROM pg_stat_activity a JOIN pg_locks l USING (pid)
 	WHERE a.wait_event_type = 'Lock' AND a.application_name = 'callq'
-	  AND l.relation = 'call_locks'::regclass AND l.granted` // it has the claims' room
+	  AND l.relation = 'callq.call_locks'::regclass AND l.granted` // it has the claims' room
 
 // dispatcherInItsClaim starts a worker and a dispatcher, inserts 30 calls, and returns while the dispatcher is
 // within its claim of them: the table that this writes is locked until release.
 func (s *stack) dispatcherInItsClaim() (dispatcher *process, release func()) {
 	s.t.Helper()
 	s.start(0, 1)
-	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM callq.call_workers`)
 	dispatcher = s.spawn("dispatch")
-	s.await(time.Minute, `SELECT count(*) > 0 FROM call_queues`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM callq.call_queues`)
 	lock, err := s.pool.Begin(context.Background())
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	release = func() { _ = lock.Rollback(context.Background()) }
 	s.t.Cleanup(release) // before the pool is closed
-	if _, err := lock.Exec(context.Background(), `LOCK TABLE call_open IN SHARE MODE`); err != nil {
+	if _, err := lock.Exec(context.Background(), `LOCK TABLE callq.call_open IN SHARE MODE`); err != nil {
 		s.t.Fatal(err)
 	}
 	s.insert("default", 30)
@@ -315,7 +315,7 @@ func TestTwoQueuesShareALimit(t *testing.T) {
 func TestOnceFromCron(t *testing.T) {
 	s := faultStack(t, fakeapi.Config{Latency: apiLatency})
 	s.start(0, 2)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	s.insert("default", 60)
 	for range 3 {
 		var batch []*process
@@ -328,7 +328,7 @@ func TestOnceFromCron(t *testing.T) {
 				t.Errorf("dispatch --once: exit %d\n%s", code, p.log)
 			}
 		}
-		s.await(time.Minute, `SELECT NOT EXISTS (SELECT FROM call_open) AND coalesce(max(bucket), '-infinity') < clock_timestamp() - $1::interval FROM call_usage`,
+		s.await(time.Minute, `SELECT NOT EXISTS (SELECT FROM callq.call_open) AND coalesce(max(bucket), '-infinity') < clock_timestamp() - $1::interval FROM callq.call_usage`,
 			faultWindow+200*time.Millisecond) // what was sent counts no more
 	}
 	s.awaitDone(time.Minute, 60)

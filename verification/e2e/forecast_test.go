@@ -91,8 +91,8 @@ func TestForecast(t *testing.T) {
 	}
 	s := newStack(t, fmt.Sprintf("limits: {%s}\nqueues: {%s}", strings.Join(limits, ", "), strings.Join(queues, ", ")), fakeapi.Config{})
 	s.start(1, 4)
-	s.await(time.Minute, `SELECT count(*) = 4 FROM call_workers`)
-	s.await(time.Minute, `SELECT bool_and(complete_since IS NOT NULL) FROM call_limits`)
+	s.await(time.Minute, `SELECT count(*) = 4 FROM callq.call_workers`)
+	s.await(time.Minute, `SELECT bool_and(complete_since IS NOT NULL) FROM callq.call_limits`)
 	warm := 0
 	for _, a := range all { // how long calls take is known from those of late
 		inserted, err := s.client.InsertMany(context.Background(), a.calls[:5])

@@ -235,7 +235,7 @@ func (r *killRun) begin() {
 		clock.others = append(clock.others, r.victims[victimName("dispatcher", i)])
 	}
 	r.victims[clock.name] = clock
-	r.await(time.Minute, `SELECT count(*) = $1 FROM call_workers`, ofEach)
+	r.await(time.Minute, `SELECT count(*) = $1 FROM callq.call_workers`, ofEach)
 	r.begun = time.Now()
 }
 
@@ -307,7 +307,7 @@ func (r *killRun) drain() bool {
 	defer tick.Stop()
 	for {
 		var drained bool
-		_ = r.pool.QueryRow(ctx, `SELECT NOT EXISTS (SELECT 1 FROM call_open)
+		_ = r.pool.QueryRow(ctx, `SELECT NOT EXISTS (SELECT 1 FROM callq.call_open)
 			AND NOT EXISTS (SELECT 1 FROM call_queue WHERE status IN ('new', 'error', 'dispatched'))`).Scan(&drained)
 		if drained {
 			return true

@@ -55,7 +55,7 @@ func TestFreedSlot(t *testing.T) {
 		events <- event{began, time.Now()}
 		return nil
 	})
-	s.exec(`UPDATE call_limits SET rate = 1, window_size = '0'`)
+	s.exec(`UPDATE callq.call_limits SET rate = 1, window_size = '0'`)
 	for kind, values := range map[string]string{
 		"fresh":     `SELECT 'touch', 'new', 0, now()`,
 		"scheduled": `SELECT 'touch', 'new', 0, now() + interval '1 s'`,
@@ -130,7 +130,7 @@ func (s *stack) inProcess(handler tasks.Handler) {
 			}
 		}
 	})
-	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM callq.call_workers`)
 }
 
 // pickUps inserts n calls, one at a time with random pauses, and returns how long each took to its

@@ -42,7 +42,7 @@ func TestLimitsPerKeyAndInAll(t *testing.T) {
 	s := newStack(t, fmt.Sprintf(`limits: {each: {rate: %d/%s, per: key}, all: {rate: %d/%s}}
 queues: {default: {limits: [each, all]}}`, perKey, window, all, window), fakeapi.Config{Latency: apiLatency})
 	s.start(8, 2)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	s.insertKeyed(4, 40, one)  // their own limits bind: 20 a second
 	s.insertKeyed(20, 10, one) // with these the common one does
 	s.awaitDone(2*time.Minute, 360)
@@ -64,7 +64,7 @@ func TestLimitsOfConcurrency(t *testing.T) {
 queues: {default: {limits: [each, all], timeout: 2s, backoff: 100ms..200ms, max_attempts: 20}}`, perKey, all),
 		fakeapi.Config{Latency: 60 * time.Millisecond})
 	dispatchers, workers := []*process{s.spawn("dispatch"), s.spawn("dispatch")}, []*process{s.spawn("work"), s.spawn("work")}
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	s.insertKeyed(6, 100, one)
 	for i := range 6 {
 		s.await(time.Minute, `SELECT count(*) > $1 FROM call_queue WHERE status = 'done'`, 60*i)
@@ -90,7 +90,7 @@ func TestLimitsByCost(t *testing.T) {
 	s := newStack(t, fmt.Sprintf(`limits: {rpm: {rate: %d/%s}, tpm: {rate: %d/%s, count: cost}}
 queues: {default: {limits: [rpm, tpm]}}`, requests, window, tokens, window), fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	random := rand.New(rand.NewPCG(1, 2)) // the same costs in every run
 	s.insertKeyed(3, 80, func() int { return 20 + random.IntN(481) })
 	s.awaitDone(3*time.Minute, 240)
@@ -119,9 +119,9 @@ func TestLimitsUnderOnce(t *testing.T) {
 	s := newStack(t, fmt.Sprintf(`limits: {wide: {rate: %d/1h}, narrow: {rate: %d/1h}}
 queues: {one: {limits: [wide, narrow]}, two: {limits: [wide]}}`, wide, narrow), fakeapi.Config{})
 	s.spawn("work")
-	s.await(time.Minute, `SELECT count(*) = 1 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 1 FROM callq.call_workers`)
 	s.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.1); RETURN NULL; END $$`)
-	s.exec(`CREATE TRIGGER slow AFTER INSERT ON call_open FOR EACH STATEMENT EXECUTE FUNCTION slow()`)
+	s.exec(`CREATE TRIGGER slow AFTER INSERT ON callq.call_open FOR EACH STATEMENT EXECUTE FUNCTION slow()`)
 	s.insert("one", 150)
 	s.insert("two", 150)
 	for range 3 {
@@ -162,7 +162,7 @@ func TestLimitsThroughManyQueues(t *testing.T) {
 	}
 	s := newStack(t, rules+"", fakeapi.Config{Latency: apiLatency})
 	s.start(2, 2)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	for q := range queues {
 		n := calls / queues
 		if q < calls%queues {
@@ -191,7 +191,7 @@ func TestBackpressure(t *testing.T) {
 	s := newStack(t, "queues: {default: {}}", fakeapi.Config{})
 	s.exec(`INSERT INTO call_queue (call_data) SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, $2)`, s.api.URL(), calls)
 	s.start(2, 0)
-	s.await(time.Minute, `SELECT count(*) > 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) > 0 FROM callq.call_open`)
 	open := s.openAndInRedis(4 * time.Second)
 	if open.attempts > 200 || open.messages > 200 {
 		t.Errorf("without a worker %d attempts were open and Redis held %d messages, want at most 200", open.attempts, open.messages)
@@ -214,7 +214,7 @@ func (s *stack) openAndInRedis(during time.Duration) (most backlog) {
 	s.t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); {
 		var attempts, messages int64
-		if err := s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM call_open`).Scan(&attempts); err != nil {
+		if err := s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM callq.call_open`).Scan(&attempts); err != nil {
 			s.t.Fatal(err)
 		}
 		keys, err := s.redisClient.Keys(s.t.Context(), "*").Result()

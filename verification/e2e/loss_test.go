@@ -35,7 +35,7 @@ func TestPacketLoss(t *testing.T) {
 				fakeapi.Config{Limit: rate, Window: window, Latency: apiLatency, Listener: listener})
 			s.prefix = inside
 			s.start(2, 2)
-			s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+			s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 			s.insert("default", calls)
 			s.awaitDone(2*time.Minute, calls)
 			s.exact(rate, window, 0)

@@ -124,7 +124,7 @@ func TestRedisMeddledWith(t *testing.T) {
 	}
 	s.start(2, 2)
 	s.insert("default", redisCalls)
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	for n := 0; len(s.api.Requests()) < redisCalls/2; n++ {
 		deeds[n%len(deeds)]()
 		<-time.After(20 * time.Millisecond)

@@ -27,7 +27,7 @@ func rollingStack(t *testing.T) *stack {
 func TestRollingRestart(t *testing.T) {
 	s := rollingStack(t)
 	processes := []*process{s.spawn("dispatch"), s.spawn("dispatch"), s.spawn("work"), s.spawn("work")}
-	s.await(time.Minute, `SELECT count(*) = 2 FROM call_workers`)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
 	s.insert("default", rollingCalls)
 	s.served(2 * rollingRate)
 	begun := time.Now()
@@ -53,7 +53,7 @@ func TestRollingRestart(t *testing.T) {
 		}
 	}
 	s.exact(rollingRate, time.Second, rollingCalls)
-	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM callq.call_open`)
 	s.await(time.Minute, `SELECT count(*) = 0 FROM call_attempts WHERE outcome NOT IN ('done', 'not_sent')`)
 	forever := time.Now()
 	t.Logf("longest gap between requests: %s before the restarts, %s while they went on (%s), %s after them",
@@ -86,7 +86,7 @@ func TestDispatcherTerminatedInItsClaim(t *testing.T) {
 	if code := <-ended; code != 0 {
 		t.Errorf("exit %d after SIGTERM\n%s", code, dispatcher.log)
 	}
-	s.await(time.Minute, `SELECT count(*) = 0 FROM call_open`)
+	s.await(time.Minute, `SELECT count(*) = 0 FROM callq.call_open`)
 	claimed := len(s.api.Requests())
 	if claimed == 0 || claimed > faultRate {
 		t.Errorf("%d requests of its last claim, want 1 to %d", claimed, faultRate)

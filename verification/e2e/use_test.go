@@ -47,7 +47,7 @@ func TestUseOfSlowAPIs(t *testing.T) {
 				const warm = 2 // windows
 				calls := int(float64(rate.units) * (rate.spans.Seconds()/rate.window.Seconds() + warm + 2))
 				s.exec(`INSERT INTO call_queue (call_data) SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, $2)`, f.url, calls)
-				s.await(time.Minute, `SELECT EXISTS (SELECT FROM call_open WHERE started_at IS NOT NULL)`)
+				s.await(time.Minute, `SELECT EXISTS (SELECT FROM callq.call_open WHERE started_at IS NOT NULL)`)
 				s.await(rate.spans+time.Minute, `SELECT count(*) = 0 OR min(created_at) < clock_timestamp() - $1::interval FROM call_queue`, rate.spans+2*time.Second)
 				arrivals := f.arrivals()
 				first, n := arrivals[0], 0

@@ -290,7 +290,7 @@ func (m *Model) openCounts(p *postgres, i int, since int8) bool {
 	return !bounded || r.at+m.openFor(r) > since
 }
 
-// openFor is callq_occupied_until: the longest from the start of an open attempt to its until.
+// openFor is callq.occupied_until: the longest from the start of an open attempt to its until.
 func (m *Model) openFor(r *row) int8 {
 	switch {
 	case r.arrived > 0:

@@ -20,7 +20,7 @@ import (
 )
 
 // lane is a database and a Redis, on which one world after the other runs. It owns what Postgres
-// tells the time from: every unqualified clock_timestamp() and callq_epoch() is the simulation's.
+// tells the time from: every unqualified clock_timestamp() and callq.epoch() is the simulation's.
 type lane struct {
 	dispatchers *pgxpool.Pool
 	workers     *pgxpool.Pool // another, so that usage is spread over more than one shard
@@ -39,7 +39,7 @@ const clockSQL = `
 CREATE SCHEMA sim;
 CREATE FUNCTION sim.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
     $$ SELECT current_setting('sim.clock')::timestamptz $$;
-CREATE FUNCTION sim.callq_epoch() RETURNS text LANGUAGE sql STABLE AS
+CREATE OR REPLACE FUNCTION callq.epoch() RETURNS text LANGUAGE sql STABLE AS
     $$ SELECT current_setting('sim.epoch') $$`
 
 func newLane(t testing.TB) *lane {
@@ -68,8 +68,8 @@ func newLane(t testing.TB) *lane {
 // Nothing but the seed may decide what a plan is and where a row lies.
 const tablesSQL = `;
 DO $$ DECLARE name text; BEGIN
-    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
-        EXECUTE format('ALTER TABLE %I SET (autovacuum_enabled = off)', name);
+    FOR name IN SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname IN ('callq', 'public') LOOP
+        EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = off)', name);
     END LOOP;
 END $$`
 
@@ -142,8 +142,8 @@ func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
 }
 
 const clearSQL = `
-TRUNCATE call_queue, call_clock_gains, call_open, call_attempts, call_limits, call_limit_versions, call_queues, call_pauses,
-    call_policies, call_dispatchers, call_audit, call_usage, call_hosts, call_remotes, call_workers, call_meta, call_inbox, call_flows, call_segments RESTART IDENTITY`
+TRUNCATE call_queue, callq.call_clock_gains, callq.call_open, call_attempts, callq.call_limits, callq.call_limit_versions, callq.call_queues, callq.call_pauses,
+    callq.call_policies, callq.call_dispatchers, callq.call_audit, callq.call_usage, callq.call_hosts, callq.call_remotes, callq.call_workers, callq.call_meta, callq.call_inbox, callq.call_flows, callq.call_segments RESTART IDENTITY`
 
 // base is when a simulation begins.
 var base = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)

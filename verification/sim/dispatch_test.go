@@ -87,9 +87,9 @@ const idleMost = 6 * time.Hour
 // is in doubt, which each tick asks about.
 const decisionSQL = `
 SELECT least(
-    (SELECT min(CASE WHEN started_at IS NULL THEN least(start_by, handed_at + interval '5 s') ELSE deadline END) FROM call_open),
+    (SELECT min(CASE WHEN started_at IS NULL THEN least(start_by, handed_at + interval '5 s') ELSE deadline END) FROM callq.call_open),
     (SELECT min(least(coalesce(run_at, created_at), expires_at)) FROM call_queue WHERE status IN ('new', 'error')),
-    (SELECT min(applied_at) FROM call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp(),
+    (SELECT min(applied_at) FROM callq.call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0)) - clock_timestamp(),
     EXISTS (SELECT FROM call_attempts WHERE arrived_by = '2200-01-01 00:00:00Z')`
 
 // stir brings the ticks on: something has happened that nobody could foresee.

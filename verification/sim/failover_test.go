@@ -101,23 +101,24 @@ func (l *lane) prepareCopies(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	var create, save, restore strings.Builder
-	restore.WriteString("SELECT setval('call_queue_id_seq', value, called), setval('call_audit_id_seq', audit, audited) FROM sim.ids;")
+	restore.WriteString("SELECT setval('call_queue_id_seq', value, called), setval('callq.call_audit_id_seq', audit, audited) FROM sim.ids;")
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
 		columns := tables[name]
-		fmt.Fprintf(&create, "CREATE UNLOGGED TABLE sim.copy_%s AS SELECT %s FROM %s LIMIT 0;", name, columns, name)
-		fmt.Fprintf(&save, "DELETE FROM sim.copy_%s; INSERT INTO sim.copy_%s SELECT %s FROM %s;", name, name, columns, name)
-		fmt.Fprintf(&restore, "DELETE FROM %s; INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT * FROM sim.copy_%s;", name, name, columns, name)
+		_, table, _ := strings.Cut(name, ".")
+		fmt.Fprintf(&create, "CREATE UNLOGGED TABLE sim.copy_%s AS SELECT %s FROM %s LIMIT 0;", table, columns, name)
+		fmt.Fprintf(&save, "DELETE FROM sim.copy_%s; INSERT INTO sim.copy_%s SELECT %s FROM %s;", table, table, columns, name)
+		fmt.Fprintf(&restore, "DELETE FROM %s; INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT * FROM sim.copy_%s;", name, name, columns, table)
 	}
 	create.WriteString("CREATE UNLOGGED TABLE sim.ids (value bigint, called boolean, audit bigint, audited boolean)")
-	save.WriteString("DELETE FROM sim.ids; INSERT INTO sim.ids SELECT q.last_value, q.is_called, a.last_value, a.is_called FROM call_queue_id_seq q, call_audit_id_seq a")
+	save.WriteString("DELETE FROM sim.ids; INSERT INTO sim.ids SELECT q.last_value, q.is_called, a.last_value, a.is_called FROM call_queue_id_seq q, callq.call_audit_id_seq a")
 	l.saveSQL, l.restoreSQL = "BEGIN;"+save.String()+";COMMIT", "BEGIN;SET LOCAL session_replication_role = replica;"+restore.String()+"COMMIT"
 	_, err = conn.Exec(ctx, create.String())
 	return err
 }
 
 const columnsSQL = `
-SELECT c.relname::text, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum)
+SELECT format('%s.%s', c.relnamespace::regnamespace, c.relname), string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'call\_%'
+WHERE c.relnamespace IN ('callq'::regnamespace, 'public'::regnamespace) AND c.relkind = 'r' AND c.relname LIKE 'call\_%'
   AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 GROUP BY 1`

@@ -72,27 +72,27 @@ func mutants() []struct {
 		{"what has started is taken back", []string{over, once, verify}, mutant{turn: takeBack}},
 		{"a repeated message is sent again", []string{once}, mutant{secondSend: true}},
 		{"retention frees usage", []string{over, verify}, mutant{retention: func(w *world) {
-			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_usage`)
+			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM callq.call_usage`)
 			w.must(err)
 		}}},
 		{"a deleted call frees its units", []string{over, verify}, mutant{
 			turn: deleteRunning,
 			sql: `CREATE FUNCTION sim.freed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					DELETE FROM call_open WHERE call_id = OLD.id; RETURN OLD; END $$;
+					DELETE FROM callq.call_open WHERE call_id = OLD.id; RETURN OLD; END $$;
 				CREATE TRIGGER freed AFTER DELETE ON call_queue FOR EACH ROW EXECUTE FUNCTION sim.freed()`,
 			undo: `DROP TRIGGER freed ON call_queue; DROP FUNCTION sim.freed()`,
 		}},
 		{"a claim is charged to no limit", []string{over}, mutant{
 			sql: `CREATE FUNCTION sim.free() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.limits := '{}'; NEW.keys := '{}'; NEW.costs := '{}'; RETURN NEW; END $$;
-				CREATE TRIGGER free BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.free()`,
-			undo: `DROP TRIGGER free ON call_open; DROP FUNCTION sim.free()`,
+				CREATE TRIGGER free BEFORE INSERT ON callq.call_open FOR EACH ROW EXECUTE FUNCTION sim.free()`,
+			undo: `DROP TRIGGER free ON callq.call_open; DROP FUNCTION sim.free()`,
 		}},
 		{"the numbers of batches do not rise", []string{over}, mutant{
 			sql: `CREATE FUNCTION sim.same() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.batch := 1; RETURN NEW; END $$;
-				CREATE TRIGGER same BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.same()`,
-			undo: `DROP TRIGGER same ON call_open; DROP FUNCTION sim.same()`,
+				CREATE TRIGGER same BEFORE INSERT ON callq.call_open FOR EACH ROW EXECUTE FUNCTION sim.same()`,
+			undo: `DROP TRIGGER same ON callq.call_open; DROP FUNCTION sim.same()`,
 		}},
 		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true, often: func(w *world) { w.setLimit(w.set.rules.Limits[0]) }}},
 		{"a pause recalls nothing", []string{paused}, mutant{noRecall: true}},
@@ -100,29 +100,29 @@ func mutants() []struct {
 			late: true,
 			sql: `CREATE FUNCTION sim.longer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.start_by := NEW.claimed_at + interval '30 s'; RETURN NEW; END $$;
-				CREATE TRIGGER longer BEFORE INSERT ON call_open FOR EACH ROW EXECUTE FUNCTION sim.longer()`,
-			undo: `DROP TRIGGER longer ON call_open; DROP FUNCTION sim.longer()`,
+				CREATE TRIGGER longer BEFORE INSERT ON callq.call_open FOR EACH ROW EXECUTE FUNCTION sim.longer()`,
+			undo: `DROP TRIGGER longer ON callq.call_open; DROP FUNCTION sim.longer()`,
 		}},
 		{"a failover loses nothing", []string{over}, mutant{
 			often: (*world).failOver,
 			sql: `CREATE FUNCTION sim.opened() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.missing_until := '2000-01-01'; RETURN NEW; END $$;
-				CREATE TRIGGER opened BEFORE UPDATE ON call_limits FOR EACH ROW WHEN (NEW.missing_until IS NOT NULL) EXECUTE FUNCTION sim.opened()`,
-			undo: `DROP TRIGGER opened ON call_limits; DROP FUNCTION sim.opened()`,
+				CREATE TRIGGER opened BEFORE UPDATE ON callq.call_limits FOR EACH ROW WHEN (NEW.missing_until IS NOT NULL) EXECUTE FUNCTION sim.opened()`,
+			undo: `DROP TRIGGER opened ON callq.call_limits; DROP FUNCTION sim.opened()`,
 		}},
 		{"what counts is not counted anew", []string{over}, mutant{
 			often: (*world).republish,
 			sql: `CREATE FUNCTION sim.whole() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.complete_since := OLD.complete_since; RETURN NEW; END $$;
-				CREATE TRIGGER whole BEFORE UPDATE ON call_limits FOR EACH ROW
+				CREATE TRIGGER whole BEFORE UPDATE ON callq.call_limits FOR EACH ROW
 					WHEN (OLD.complete_since IS NOT NULL) EXECUTE FUNCTION sim.whole()`,
-			undo: `DROP TRIGGER whole ON call_limits; DROP FUNCTION sim.whole()`,
+			undo: `DROP TRIGGER whole ON callq.call_limits; DROP FUNCTION sim.whole()`,
 		}},
 		{"each call costs one", []string{over}, mutant{
 			sql: `CREATE FUNCTION sim.one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.costs := array_fill(1::bigint, ARRAY[cardinality(NEW.costs)]); RETURN NEW; END $$;
-				CREATE TRIGGER one BEFORE INSERT ON call_open FOR EACH ROW WHEN (NEW.limits <> '{}') EXECUTE FUNCTION sim.one()`,
-			undo: `DROP TRIGGER one ON call_open; DROP FUNCTION sim.one()`,
+				CREATE TRIGGER one BEFORE INSERT ON callq.call_open FOR EACH ROW WHEN (NEW.limits <> '{}') EXECUTE FUNCTION sim.one()`,
+			undo: `DROP TRIGGER one ON callq.call_open; DROP FUNCTION sim.one()`,
 		}},
 		{"what was settled is charged nothing", []string{over}, mutant{close: func(_ *world, _ *attempt, c *ledger.Closing) {
 			if c.Settled != nil {
@@ -132,8 +132,8 @@ func mutants() []struct {
 		{"what runs at once is not counted", []string{over}, mutant{
 			sql: `CREATE FUNCTION sim.alone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.costs[array_position(NEW.limits, 'atonce')] := 0; RETURN NEW; END $$;
-				CREATE TRIGGER alone BEFORE INSERT ON call_open FOR EACH ROW WHEN ('atonce' = ANY(NEW.limits)) EXECUTE FUNCTION sim.alone()`,
-			undo: `DROP TRIGGER alone ON call_open; DROP FUNCTION sim.alone()`,
+				CREATE TRIGGER alone BEFORE INSERT ON callq.call_open FOR EACH ROW WHEN ('atonce' = ANY(NEW.limits)) EXECUTE FUNCTION sim.alone()`,
+			undo: `DROP TRIGGER alone ON callq.call_open; DROP FUNCTION sim.alone()`,
 		}},
 		{"a cancelled call is tried again", []string{stays}, mutant{
 			sql: `CREATE FUNCTION sim.revived() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -155,11 +155,11 @@ func mutants() []struct {
 		}}},
 		{"a refusal closes nothing", []string{closes}, mutant{
 			sql: `CREATE FUNCTION sim.ajar() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
-				CREATE TRIGGER ajar BEFORE INSERT ON call_pauses FOR EACH ROW WHEN (NEW.spell IS NOT NULL) EXECUTE FUNCTION sim.ajar()`,
-			undo: `DROP TRIGGER ajar ON call_pauses; DROP FUNCTION sim.ajar()`,
+				CREATE TRIGGER ajar BEFORE INSERT ON callq.call_pauses FOR EACH ROW WHEN (NEW.spell IS NOT NULL) EXECUTE FUNCTION sim.ajar()`,
+			undo: `DROP TRIGGER ajar ON callq.call_pauses; DROP FUNCTION sim.ajar()`,
 		}},
 		{"a refusal is forgotten when its time is over", []string{probes}, mutant{turn: func(w *world) {
-			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_pauses WHERE spell IS NOT NULL AND until <= clock_timestamp()`)
+			_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM callq.call_pauses WHERE spell IS NOT NULL AND until <= clock_timestamp()`)
 			w.must(err)
 		}}},
 		{"a refusal is retried for ever", []string{refusals}, mutant{close: func(_ *world, a *attempt, c *ledger.Closing) {
@@ -171,8 +171,8 @@ func mutants() []struct {
 		{"what the clock gained is not written", []string{over}, mutant{
 			often: (*world).stepClock,
 			sql: `CREATE FUNCTION sim.unwritten() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
-				CREATE TRIGGER unwritten BEFORE INSERT ON call_clock_gains FOR EACH ROW EXECUTE FUNCTION sim.unwritten()`,
-			undo: `DROP TRIGGER unwritten ON call_clock_gains; DROP FUNCTION sim.unwritten()`,
+				CREATE TRIGGER unwritten BEFORE INSERT ON callq.call_clock_gains FOR EACH ROW EXECUTE FUNCTION sim.unwritten()`,
+			undo: `DROP TRIGGER unwritten ON callq.call_clock_gains; DROP FUNCTION sim.unwritten()`,
 		}},
 		{"no answer counts as done", []string{answered}, mutant{close: func(_ *world, a *attempt, c *ledger.Closing) {
 			if a.heard == nil && a.written {
@@ -209,7 +209,7 @@ func mutants() []struct {
 
 // openUntilSQL counts open attempts for another while after their requests were written.
 func openUntilSQL(resends string) string {
-	return `CREATE OR REPLACE FUNCTION callq_occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
+	return `CREATE OR REPLACE FUNCTION callq.occupied_until(task text, epoch text, started_at timestamptz, send_within interval, acked_at timestamptz,
 			overtaken_at timestamptz, limit_anchor text, limit_epoch text, slack interval, proof text)
 		RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
 			SELECT CASE
@@ -224,7 +224,7 @@ func openUntilSQL(resends string) string {
 // onLedgerSQL takes the usage away of ledger rows that fit a condition.
 func onLedgerSQL(when string) string {
 	return `CREATE FUNCTION sim.refund() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			DELETE FROM call_usage u USING jsonb_to_recordset(NEW.charged) AS r ("limit" text, key text, until timestamptz), call_limits l
+			DELETE FROM callq.call_usage u USING jsonb_to_recordset(NEW.charged) AS r ("limit" text, key text, until timestamptz), callq.call_limits l
 			WHERE u.limit_name = r."limit" AND u.key = r.key AND l.name = u.limit_name
 			  AND u.bucket >= r.until AND u.bucket <= r.until + coalesce(l.bucket_width, l.window_size / 200);
 			RETURN NEW; END $$;
@@ -237,7 +237,7 @@ const undoLedgerSQL = `DROP TRIGGER refund ON call_attempts; DROP FUNCTION sim.r
 func takeBack(w *world) {
 	_, err := w.lane.workers.Exec(w.ctx, `
 		SET LOCAL callq.repair = on;
-		WITH gone AS (DELETE FROM call_open WHERE started_at < clock_timestamp() - interval '50 ms' RETURNING call_id, attempt)
+		WITH gone AS (DELETE FROM callq.call_open WHERE started_at < clock_timestamp() - interval '50 ms' RETURNING call_id, attempt)
 		UPDATE call_queue q SET status = 'new', attempts = q.attempts - 1 FROM gone
 		WHERE q.id = gone.call_id AND q.status = 'dispatched'`)
 	w.must(err)
@@ -246,7 +246,7 @@ func takeBack(w *world) {
 // deleteRunning deletes a call that runs, now and then.
 func deleteRunning(w *world) {
 	rows, err := w.lane.workers.Query(w.ctx, `
-		DELETE FROM call_queue WHERE id = (SELECT min(call_id) FROM call_open WHERE started_at IS NOT NULL) AND $1 RETURNING id`, w.chance(0.2))
+		DELETE FROM call_queue WHERE id = (SELECT min(call_id) FROM callq.call_open WHERE started_at IS NOT NULL) AND $1 RETURNING id`, w.chance(0.2))
 	w.must(err)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	w.must(err)

@@ -66,7 +66,7 @@ func (w *world) setLimit(l policy.Limit) {
 	w.set.longest = max(w.set.longest, r.Window)
 	w.note(0, l.Name, "an operator sets %s", r)
 	if w.mutant.noRecall {
-		_, err := w.lane.workers.Exec(w.ctx, `UPDATE call_limits SET rate = $2, config = $3 WHERE name = $1`, l.Name, r.Units, l.Rate)
+		_, err := w.lane.workers.Exec(w.ctx, `UPDATE callq.call_limits SET rate = $2, config = $3 WHERE name = $1`, l.Name, r.Units, l.Rate)
 		w.must(err)
 		r.Window = l.Rate.Window
 	} else if _, err := policy.Override(w.ctx, w.lane.workers, l.Name, set, "operator"); err != nil {
@@ -161,7 +161,7 @@ func (w *world) pause(p ledger.Paused) {
 	p.For, p.Reason, p.By = &d, "maintenance", "operator"
 	recalled := 0
 	if w.mutant.noRecall {
-		_, err := w.lane.workers.Exec(w.ctx, `INSERT INTO call_pauses VALUES ($1, $2, $3, clock_timestamp() + $4::interval, '', clock_timestamp(), '')
+		_, err := w.lane.workers.Exec(w.ctx, `INSERT INTO callq.call_pauses VALUES ($1, $2, $3, clock_timestamp() + $4::interval, '', clock_timestamp(), '')
 			ON CONFLICT (what, name, key) DO UPDATE SET until = excluded.until`, p.What, p.Name, p.Key, d)
 		w.must(err)
 	} else {
@@ -204,7 +204,7 @@ func (w *world) paused(r *request) bool {
 
 // resumeAll undoes what would keep calls waiting for good.
 func (w *world) resumeAll() {
-	_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM call_pauses`)
+	_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM callq.call_pauses`)
 	w.must(err)
 	clear(w.pauses)
 	clear(w.doors)
@@ -217,7 +217,7 @@ func (w *world) resumeAll() {
 
 // cancelCalls cancels some calls, mostly such as are under way.
 func (w *world) cancelCalls() {
-	ids := w.some(`SELECT call_id FROM call_open ORDER BY call_id`, pick(w, 0.1, 0.5, 1))
+	ids := w.some(`SELECT call_id FROM callq.call_open ORDER BY call_id`, pick(w, 0.1, 0.5, 1))
 	ids = append(ids, w.some(`SELECT id FROM call_queue ORDER BY id`, pick(w, 0, 0, 0.05, 0.2))...)
 	client, err := callqueue.New(w.lane.workers)
 	w.must(err)

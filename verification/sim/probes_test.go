@@ -23,7 +23,7 @@ type opened struct {
 }
 
 func (w *world) readOpen() map[callAttempt]opened {
-	rows, err := w.lane.workers.Query(w.ctx, `SELECT call_id, attempt, key, limits, claimed_at FROM call_open`)
+	rows, err := w.lane.workers.Query(w.ctx, `SELECT call_id, attempt, key, limits, claimed_at FROM callq.call_open`)
 	w.must(err)
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[opened])
 	w.must(err)

@@ -79,7 +79,7 @@ const refusingSQL = `
 SELECT coalesce(r.on_refused, 'close'), coalesce(r.max_refusals, 1000),
     (SELECT count(*) FROM call_attempts WHERE call_id = $1 AND outcome = 'refused')
 FROM (SELECT $2::text AS name) q
-LEFT JOIN call_queues r ON r.name = q.name`
+LEFT JOIN callq.call_queues r ON r.name = q.name`
 
 // Limits of calls at once are closed only where there is no other.
 const refusableSQL = `
@@ -88,8 +88,8 @@ FROM (
     SELECT a.n, l.name, a.key, l.window_size, l.retry_after, (p.call_id = $3 AND p.attempt = $4) IS TRUE AS probe,
         bool_or(l.window_size > '0') OVER () AS windows
     FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS a (name, key, n)
-    JOIN call_limits l ON l.name = a.name
-    LEFT JOIN call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = a.key AND p.spell IS NOT NULL
+    JOIN callq.call_limits l ON l.name = a.name
+    LEFT JOIN callq.call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key = a.key AND p.spell IS NOT NULL
 ) l
 WHERE window_size > '0' OR NOT windows
 ORDER BY n`
@@ -165,4 +165,4 @@ func (w *world) learnDoors(of ...pauseOf) {
 
 const doorsSQL = `
 SELECT name, key, until, coalesce(call_id, 0), coalesce(attempt, 0), coalesce(probed_at, '2000-01-01')
-FROM call_pauses WHERE what = 'limit' AND spell IS NOT NULL`
+FROM callq.call_pauses WHERE what = 'limit' AND spell IS NOT NULL`

@@ -128,7 +128,7 @@ func simulate(ctx context.Context, l *lane, seed uint64, m mutant) (w *world, er
 
 // settled checks that nothing counts for good that nobody is in doubt about any more.
 func (w *world) settled() {
-	rows, err := w.lane.workers.Query(w.ctx, `SELECT limit_name, key, used FROM call_usage WHERE bucket = '2200-01-01 00:00:00Z' AND used <> 0`)
+	rows, err := w.lane.workers.Query(w.ctx, `SELECT limit_name, key, used FROM callq.call_usage WHERE bucket = '2200-01-01 00:00:00Z' AND used <> 0`)
 	w.must(err)
 	var name, key string
 	var used int64
@@ -158,7 +158,7 @@ func (w *world) drained() bool {
 }
 
 const leftSQL = `
-SELECT (SELECT count(*) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')) + (SELECT count(*) FROM call_open)
+SELECT (SELECT count(*) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')) + (SELECT count(*) FROM callq.call_open)
     + (SELECT count(*) FROM call_attempts WHERE arrived_by = '2200-01-01 00:00:00Z')`
 
 // stuck is the first of them, and what there is to know.
@@ -170,14 +170,14 @@ func (w *world) stuck() (id int64, why string) {
 const stuckSQL = `
 WITH stuck AS (
     SELECT coalesce((SELECT min(id) FROM call_queue WHERE status NOT IN ('done', 'failed', 'cancelled')),
-        (SELECT min(call_id) FROM call_open), 0) AS id
+        (SELECT min(call_id) FROM callq.call_open), 0) AS id
 )
 SELECT id, concat_ws(E'\\n', 'now: ' || clock_timestamp(),
-    (SELECT 'open calls: ' || count(*) || ' started ' || count(started_at) FROM call_open), (SELECT 'usage ' || coalesce(sum(used)::text,'none') || ' ' || coalesce(max(bucket)::text,'') FROM call_usage),
+    (SELECT 'open calls: ' || count(*) || ' started ' || count(started_at) FROM callq.call_open), (SELECT 'usage ' || coalesce(sum(used)::text,'none') || ' ' || coalesce(max(bucket)::text,'') FROM callq.call_usage),
     (SELECT 'call: ' || to_jsonb(q)::text FROM call_queue q WHERE q.id = stuck.id),
-    (SELECT 'open: ' || to_jsonb(o)::text FROM call_open o WHERE o.call_id = stuck.id),
-    (SELECT 'limits: ' || jsonb_agg(to_jsonb(l))::text FROM call_limits l),
-    (SELECT 'workers: ' || jsonb_agg(to_jsonb(k))::text FROM call_workers k))
+    (SELECT 'open: ' || to_jsonb(o)::text FROM callq.call_open o WHERE o.call_id = stuck.id),
+    (SELECT 'limits: ' || jsonb_agg(to_jsonb(l))::text FROM callq.call_limits l),
+    (SELECT 'workers: ' || jsonb_agg(to_jsonb(k))::text FROM callq.call_workers k))
 FROM stuck`
 
 // patient is when at the latest everything must have drained: as if the calls went through one limit

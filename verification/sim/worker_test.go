@@ -135,7 +135,7 @@ func (w *world) beat() {
 }
 
 const beatSQL = `
-INSERT INTO call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
+INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 SELECT id, pool, string_to_array(tasks, ','), '{}', slots, clock_timestamp(), clock_timestamp() - ago
 FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::interval[]) AS w (id, pool, tasks, slots, ago)
 ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots`
@@ -217,9 +217,9 @@ SELECT o.call_id, o.attempt, o.queue, o.task, o.key, o.cost, q.id IS NULL AS gon
     coalesce(r.backoff_min, '10 seconds') AS backoff_min, coalesce(r.backoff_max, '15 minutes') AS backoff_max,
     coalesce(r.timeout, '30 seconds') AS timeout, o.limits, o.keys, o.costs, o.epoch
 FROM unnest($1::bigint[], $2::int[]) AS a (call_id, attempt)
-JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
+JOIN callq.call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
 LEFT JOIN call_queue q ON q.id = o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
-LEFT JOIN call_queues r ON r.name = o.queue
+LEFT JOIN callq.call_queues r ON r.name = o.queue
 WHERE o.started_at IS NULL OR $3
 ORDER BY o.call_id`
 

@@ -41,20 +41,20 @@ func Open(t *testing.T, db DB) (id int64) {
 
 const openSQL = `
 WITH rule AS (
-    INSERT INTO call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by,
+    INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by,
         complete_since, epoch)
-    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq_epoch())
+    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq.epoch())
     ON CONFLICT DO NOTHING
 ), version AS (
-    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
+    INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
     VALUES ('api', 1, now() - interval '1 hour', 10, '10 s', '500 ms', '300 ms', '{default}', 'test')
     ON CONFLICT DO NOTHING
 ), call AS (
-    INSERT INTO call_queue (status, attempts, dispatched_at, unique_key) VALUES ('dispatched', 1, now(), gen_random_uuid()) RETURNING id
+    INSERT INTO public.call_queue (status, attempts, dispatched_at, unique_key) VALUES ('dispatched', 1, now(), gen_random_uuid()) RETURNING id
 )
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
     queue, task, key, limits, keys, costs)
-SELECT id, 1, 0, 1, 1, now(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(),
+SELECT id, 1, 0, 1, 1, now(), clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq.epoch(),
     'http', 'default', 'http', '', '{api}', '{""}', '{1}'
 FROM call
 RETURNING call_id`

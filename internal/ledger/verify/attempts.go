@@ -86,14 +86,14 @@ func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
 const attemptsSQL = `
 SELECT call_id, attempt, coalesce(started_at, claimed_at) AS at, claimed_at, started_at, finished_at, cost, queue, task, key,
     charged, arrived_by, settled, outcome, code, took_ms, proof, host, sent_by, NULL::timestamptz AS acked_at, NULL::timestamptz AS overtaken_at, NULL::interval AS send_within
-FROM call_attempts a
+FROM public.call_attempts a
 WHERE ($1::timestamptz IS NULL OR finished_at >= $1 OR arrived_by >= $2::timestamptz) AND NOT ` + timeless + `
 UNION ALL
 SELECT call_id, attempt, coalesce(started_at, claimed_at), claimed_at, started_at, NULL, cost, queue, task, key,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('limit', u.name, 'key', u.key, 'cost', u.cost)), '[]')
         FROM unnest(limits, keys, costs) AS u (name, key, cost)),
     NULL, NULL, '', NULL, NULL, NULL, NULL, NULL, acked_at, overtaken_at, send_within
-FROM call_open
+FROM callq.call_open
 ORDER BY at, call_id, attempt`
 
 func (v *verifier) checkAttempt(a *attempt) {
@@ -230,7 +230,7 @@ func (v *verifier) checkOpen(a *attempt, takes []charge) {
 }
 
 // openUntil is the latest moment at which the request of a started open attempt can reach the API; nil: its end, which is
-// unknown. It repeats callq_occupied_until on purpose; TestOpenUntil compares the two. Claims count an attempt
+// unknown. It repeats callq.occupied_until on purpose; TestOpenUntil compares the two. Claims count an attempt
 // from before a failover until its end; it is charged by its start, which is what counts here.
 func (v *verifier) openUntil(a *attempt, name string) *time.Time {
 	h := v.versions[name]

@@ -42,8 +42,8 @@ FROM (
         WHEN a.task = 'http' AND a.arrived_by < coalesce(a.started_at, a.claimed_at) AND NOT ` + setBackMeanwhile + ` THEN
             'it arrived before it started'
         END] AS breaks
-    FROM call_attempts a
-    LEFT JOIN call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
+    FROM public.call_attempts a
+    LEFT JOIN callq.call_open o ON o.call_id = a.call_id AND o.attempt = a.attempt
     WHERE @since::timestamptz IS NULL OR a.finished_at >= @since
     OFFSET 0
 ) b
@@ -56,14 +56,14 @@ ORDER BY 2, 3`
 
 // setBackMeanwhile: the clock was set back between an attempt's start and its arrival, and by as much. Dispatchers saw it soon after.
 const setBackMeanwhile = `EXISTS (
-            SELECT FROM call_clock_gains s
+            SELECT FROM callq.call_clock_gains s
             WHERE coalesce(a.started_at, a.claimed_at) - a.arrived_by <= -s.by
                 AND coalesce(a.started_at, a.claimed_at) < s.at - s.by AND a.arrived_by > s.at - interval '1 minute')`
 
 // A start writes all of its columns at once.
 const startedSQL = `
 SELECT 'an open attempt has started, or has not' AS rule, call_id, attempt, detail
-FROM call_open
+FROM callq.call_open
 CROSS JOIN LATERAL (SELECT CASE
     WHEN num_nulls(started_at, token, worker, deadline) NOT IN (0, 4) THEN
         'of the time, token, worker and deadline of its start it has some and lacks some'
@@ -82,11 +82,11 @@ WITH known AS (
         count(*) FILTER (WHERE a.outcome IN ('error', 'permanent', 'lost') AND a.attempt > coalesce(q.retried_after, 0)) AS failed,
         bool_or(a.outcome = 'done' AND a.attempt > coalesce(q.retried_after, 0)) AS done
     FROM (
-        SELECT call_id, attempt, outcome FROM call_attempts WHERE attempt > 0
+        SELECT call_id, attempt, outcome FROM public.call_attempts WHERE attempt > 0
         UNION ALL
-        SELECT call_id, attempt, NULL FROM call_open
+        SELECT call_id, attempt, NULL FROM callq.call_open
     ) a
-    JOIN call_queue q ON q.id = a.call_id
+    JOIN public.call_queue q ON q.id = a.call_id
     WHERE ` + verified + `
     GROUP BY a.call_id
 )
@@ -106,10 +106,10 @@ FROM (
         ` + brokenStatus + `,
         ` + brokenTimes + `
     ] AS breaks
-    FROM call_queue q
+    FROM public.call_queue q
     LEFT JOIN known k ON k.call_id = q.id
-    LEFT JOIN call_open o ON o.call_id = q.id AND o.attempt = q.attempts
-    LEFT JOIN call_attempts a ON a.call_id = q.id AND a.attempt = q.attempts AND q.attempts > 0
+    LEFT JOIN callq.call_open o ON o.call_id = q.id AND o.attempt = q.attempts
+    LEFT JOIN public.call_attempts a ON a.call_id = q.id AND a.attempt = q.attempts AND q.attempts > 0
     CROSS JOIN LATERAL (SELECT CASE WHEN q.attempts > coalesce(q.retried_after, 0) THEN a.outcome END AS outcome) last
     WHERE ` + verified + `
     OFFSET 0
@@ -170,12 +170,12 @@ WITH l AS (
     SELECT name, queues, per_key, count_cost, complete_since, extract(epoch FROM coalesce(bucket_width, window_size / 200)) AS width,
         @now::timestamptz - window_size AS "from",
         greatest(applied_at, known_at) > @now::timestamptz - 2 * window_size - interval '1 minute' AS fresh
-    FROM call_limits
+    FROM callq.call_limits
     WHERE complete_since IS NOT NULL AND window_size > '0'
 ), sent AS ( -- may count yet
     SELECT queue, key, coalesce(settled, cost) AS reported, arrived_by, finished_at,
         jsonb_path_query_array(charged, '$[*] ? (@.type() == "object")') AS charged
-    FROM call_attempts a
+    FROM public.call_attempts a
     WHERE arrived_by > (SELECT min("from" - 2 * width * interval '1 s') FROM l) AND NOT ` + timeless + `
 ), charges AS ( -- as they were made, or in queues that a limit was given later
     SELECT c."limit" AS name, s.key AS own, s.reported, s.finished_at, c.key, c.cost, coalesce(c.until, s.arrived_by) AS until
@@ -193,7 +193,7 @@ WITH l AS (
     FROM charges JOIN l USING (name)
     WHERE (floor(extract(epoch FROM until) / width) + 1) * width > extract(epoch FROM "from")
     UNION ALL
-    SELECT l.name, u.used, u.key, 0 FROM call_usage u JOIN l ON l.name = u.limit_name AND u.bucket > l."from"
+    SELECT l.name, u.used, u.key, 0 FROM callq.call_usage u JOIN l ON l.name = u.limit_name AND u.bucket > l."from"
 )
 SELECT 'the usage of a limit is what its attempts were charged' AS rule, name AS "limit",
     format('usage of the last window is %s, and %s units were charged', t.used, t.charged)

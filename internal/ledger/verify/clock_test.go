@@ -16,10 +16,10 @@ import (
 // once.
 func startedAt(t *testing.T, db ledgertest.DB, shape string, times ...string) {
 	t.Helper()
-	ledgertest.Exec(t, db, `INSERT INTO call_limits (name, version, rate, window_size, shape, slack, send_within, queues, applied_at, applied_by, epoch)
-		VALUES ('api', 1, 1, '10 s', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq_epoch())`, shape)
+	ledgertest.Exec(t, db, `INSERT INTO callq.call_limits (name, version, rate, window_size, shape, slack, send_within, queues, applied_at, applied_by, epoch)
+		VALUES ('api', 1, 1, '10 s', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq.epoch())`, shape)
 	ledgertest.Exec(t, db, publishedSQL)
-	ledgertest.Exec(t, db, `UPDATE call_limit_versions SET effective_from = '2025-12-31', shape = $1`, shape)
+	ledgertest.Exec(t, db, `UPDATE callq.call_limit_versions SET effective_from = '2025-12-31', shape = $1`, shape)
 	ledgertest.Exec(t, db, `INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
 		SELECT i, 1, 1, 1, at, at, at, at, 'done', 'default', 'http', '', jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', 1, 'until', at))
 		FROM unnest($1::text[]) WITH ORDINALITY AS a (time, i) CROSS JOIN LATERAL (SELECT ('2026-01-01 ' || time)::timestamptz) t (at)`, times)
@@ -49,10 +49,10 @@ func TestVerifyKnowsGains(t *testing.T) {
 		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
 			startedAt(t, tx, c.shape, c.first, c.second)
 			if c.shape == bucket { // for 20 times what fills it
-				ledgertest.Exec(t, tx, `UPDATE call_limits SET window_size = '200 s'`)
+				ledgertest.Exec(t, tx, `UPDATE callq.call_limits SET window_size = '200 s'`)
 				ledgertest.Exec(t, tx, publishedSQL)
 			}
-			ledgertest.Exec(t, tx, `INSERT INTO call_clock_gains (at, by) SELECT ('2026-01-01 ' || at)::timestamptz, '8 s' FROM string_to_table(nullif($1, ''), ' ') at`, c.gained)
+			ledgertest.Exec(t, tx, `INSERT INTO callq.call_clock_gains (at, by) SELECT ('2026-01-01 ' || at)::timestamptz, '8 s' FROM string_to_table(nullif($1, ''), ' ') at`, c.gained)
 			report := run(t, tx)
 			if over := len(report.Findings) > 0; over != c.over || over && !strings.Contains(report.Findings[0].Rule, "window") {
 				t.Errorf("most %d, found %+v", report.Limits[0].Most, report.Findings)
@@ -75,23 +75,23 @@ func TestVerifyKnowsSetBacks(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	startedAt(t, pool, `{}`, "12:00:05", "12:00:05.5", "12:00:08")
-	ledgertest.Exec(t, pool, `UPDATE call_limits SET window_size = '0', anchor = 'finish'`) // one at once
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limits SET window_size = '0', anchor = 'finish'`) // one at once
 	ledgertest.Exec(t, pool, publishedSQL)
-	ledgertest.Exec(t, pool, `UPDATE call_limit_versions SET effective_from = '2025-12-31'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limit_versions SET effective_from = '2025-12-31'`)
 	ledgertest.Exec(t, pool, `UPDATE call_attempts SET finished_at = started_at + interval '1 s', arrived_by = started_at + interval '1 s',
 		charged = jsonb_set(charged, '{0,until}', to_jsonb(started_at + interval '1 s'))`)
 	over := func() int { return len(run(t, pool).Findings) }
 	if n := over(); n != 1 {
 		t.Errorf("%d findings without a step, want that two ran at once: %+v", n, run(t, pool).Findings)
 	}
-	ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.8', '-1.3 s')`)
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.8', '-1.3 s')`)
 	if n := over(); n != 0 {
 		t.Errorf("%d findings of what began at times that came twice: %+v", n, run(t, pool).Findings)
 	}
 	if all := fmt.Sprint(run(t, pool).RestsOn); !strings.Contains(all, "showed twice") || strings.Contains(all, "was not set") {
 		t.Errorf("it rests on %s", all)
 	}
-	ledgertest.Exec(t, pool, `UPDATE call_clock_gains SET at = '2026-01-01 12:00:06'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_clock_gains SET at = '2026-01-01 12:00:06'`)
 	if n := over(); n != 1 {
 		t.Errorf("%d findings of what began at others, want 1", n)
 	}
@@ -105,14 +105,14 @@ func TestVerifyKnowsSetBacksDuringRequests(t *testing.T) {
 	pool := pgtest.New(t)
 	startedAt(t, pool, `{}`, "12:00:05")
 	ledgertest.Exec(t, pool, `UPDATE call_attempts SET charged = '[]', arrived_by = started_at - interval '900 ms', finished_at = started_at - interval '900 ms'`)
-	ledgertest.Exec(t, pool, `UPDATE call_limits SET queues = '{}'`)
-	ledgertest.Exec(t, pool, `UPDATE call_limit_versions SET queues = '{}'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limits SET queues = '{}'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limit_versions SET queues = '{}'`)
 	for by, want := range map[string]int{"-1 s": 0, "-800 ms": 1, "1 s": 1} {
-		ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.2', $1::interval)`, by)
+		ledgertest.Exec(t, pool, `INSERT INTO callq.call_clock_gains (at, by) VALUES ('2026-01-01 12:00:04.2', $1::interval)`, by)
 		if found := run(t, pool).Findings; len(found) != want {
 			t.Errorf("with a step of %s it finds %+v, want %d", by, found, want)
 		}
-		ledgertest.Exec(t, pool, `DELETE FROM call_clock_gains`)
+		ledgertest.Exec(t, pool, `DELETE FROM callq.call_clock_gains`)
 	}
 }
 
@@ -123,15 +123,15 @@ func TestVerifyKnowsChangesInASetBack(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	startedAt(t, pool, `{}`, "12:00:01")
-	ledgertest.Exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
-		SELECT 2, 1, 0, 1, 1, at, at, at, '500 ms', callq_epoch(), 'http', 'default', 'http', '', '{api}', '{""}', '{1}' FROM (VALUES ('2026-01-01 12:00:01'::timestamptz)) v (at)`)
-	ledgertest.Exec(t, pool, `UPDATE call_limits SET version = 2, queues = '{other}'`)
-	ledgertest.Exec(t, pool, `INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
-		SELECT name, 2, '2026-01-01 11:59:10', rate, window_size, slack, send_within, queues, 'test' FROM call_limits`)
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool, queue, task, key, limits, keys, costs)
+		SELECT 2, 1, 0, 1, 1, at, at, at, '500 ms', callq.epoch(), 'http', 'default', 'http', '', '{api}', '{""}', '{1}' FROM (VALUES ('2026-01-01 12:00:01'::timestamptz)) v (at)`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limits SET version = 2, queues = '{other}'`)
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)
+		SELECT name, 2, '2026-01-01 11:59:10', rate, window_size, slack, send_within, queues, 'test' FROM callq.call_limits`)
 	if found := run(t, pool).Findings; len(found) != 2 {
 		t.Errorf("found %+v without a step, want that both have another limit than their queue had", found)
 	}
-	ledgertest.Exec(t, pool, `INSERT INTO call_clock_gains (at, by) VALUES ('2026-01-01 11:59:05', '-1 min')`)
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_clock_gains (at, by) VALUES ('2026-01-01 11:59:05', '-1 min')`)
 	if found := run(t, pool).Findings; len(found) != 0 {
 		t.Errorf("found %+v of what was claimed before the step, or after", found)
 	}

@@ -21,7 +21,7 @@ type openCase struct {
 	proof                             string
 }
 
-// callq_occupied_until, which claims and reports use, and verify's own formula agree on every open attempt. They differ
+// callq.occupied_until, which claims and reports use, and verify's own formula agree on every open attempt. They differ
 // after a failover only: claims then count an attempt until its end.
 func TestOpenUntil(t *testing.T) {
 	t.Parallel()
@@ -38,7 +38,7 @@ func TestOpenUntil(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		var all pgx.Batch
-		all.Queue(`TRUNCATE call_open, call_limits, call_limit_versions`)
+		all.Queue(`TRUNCATE callq.call_open, callq.call_limits, callq.call_limit_versions`)
 		for i, c := range cases.Draw(rt, "cases") {
 			all.Queue(openCaseSQL, pgx.StrictNamedArgs{
 				"i": i, "zero": zero, "task": c.task, "anchor": c.anchor, "former": c.former,
@@ -88,7 +88,7 @@ func TestOccupiedUntilIsInlined(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "'00:00:05'") || strings.Contains(text, "callq_occupied_until") {
+	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "'00:00:05'") || strings.Contains(text, "callq.occupied_until") {
 		t.Errorf("%s\n%v", text, err)
 	}
 }
@@ -98,13 +98,13 @@ WITH c AS (
     SELECT 'limit ' || @i::int AS name, nullif(@anchor, '') AS anchor, @slack::int * interval '1 ms' AS slack,
         @zero::timestamptz + nullif(greatest(@started::int, -1), -1) * interval '1 ms' AS started_at
 ), in_force AS (
-    INSERT INTO call_limits (name, version, rate, window_size, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
+    INSERT INTO callq.call_limits (name, version, rate, window_size, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
     SELECT name, 1, 1, '1 s', anchor, slack, @proof, '0', '{}', now(), 'test', 'now' FROM c
 ), version AS (
-    INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, anchor, slack, proof, applied_by)
+    INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, anchor, slack, proof, applied_by)
     SELECT name, 1, @zero, 1, '1 s', anchor, slack, @proof, 'test' FROM c
 )
-INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, acked_at, overtaken_at, epoch, pool,
+INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, send_within, acked_at, overtaken_at, epoch, pool,
     queue, task, key, limits, keys, costs)
 SELECT @i, 1, 0, 1, 1, @zero, @zero, @zero, started_at, nullif(greatest(@send_within::int, -1), -1) * interval '1 ms',
     CASE WHEN started_at IS NOT NULL THEN @zero::timestamptz + nullif(greatest(@acked::int, -1), -1) * interval '1 ms' END,
@@ -114,5 +114,5 @@ FROM c`
 
 // occupiedUntilSQL is NULL for 'infinity'.
 const occupiedUntilSQL = `
-SELECT o.call_id, nullif(callq_occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, l.anchor, l.epoch, l.slack, l.proof), 'infinity')
-FROM call_open o JOIN call_limits l ON l.name = o.limits[1]`
+SELECT o.call_id, nullif(callq.occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, l.anchor, l.epoch, l.slack, l.proof), 'infinity')
+FROM callq.call_open o JOIN callq.call_limits l ON l.name = o.limits[1]`

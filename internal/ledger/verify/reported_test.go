@@ -17,22 +17,22 @@ import (
 func openOf(t *testing.T, db ledgertest.DB, cost int64) int64 {
 	t.Helper()
 	id := ledgertest.Open(t, db)
-	ledgertest.Exec(t, db, `UPDATE call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
+	ledgertest.Exec(t, db, `UPDATE callq.call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	ledgertest.Exec(t, db, `INSERT INTO call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+	ledgertest.Exec(t, db, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
 			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
-		applied_at, applied_by, complete_since, epoch FROM call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
+		applied_at, applied_by, complete_since, epoch FROM callq.call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
 	ledgertest.Exec(t, db, publishedSQL)
-	ledgertest.Exec(t, db, `UPDATE call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
+	ledgertest.Exec(t, db, `UPDATE callq.call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)
 	ledgertest.Exec(t, db, `UPDATE call_queue SET cost = $2 WHERE id = $1`, id, cost)
 	return id
 }
 
 // publishedSQL makes the limits' present form an hour old.
 const publishedSQL = `
-INSERT INTO call_limit_versions AS c (limit_name, version, effective_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_by)
-SELECT name, 1, now() - interval '1 hour', rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, 'test' FROM call_limits
+INSERT INTO callq.call_limit_versions AS c (limit_name, version, effective_from, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_by)
+SELECT name, 1, now() - interval '1 hour', rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, 'test' FROM callq.call_limits
 ON CONFLICT (limit_name, version) DO UPDATE SET rate = excluded.rate, window_size = excluded.window_size, count_cost = excluded.count_cost,
     anchor = excluded.anchor, slack = excluded.slack`
 
@@ -82,7 +82,7 @@ func TestSettle(t *testing.T) {
 			for name, units := range map[string]int64{"api": c.api, "rpm": c.rpm} {
 				ledgertest.Want(t, tx, `SELECT coalesce((SELECT cost FROM jsonb_to_recordset(charged) AS c ("limit" text, cost bigint) WHERE "limit" = $1), -1) = $2
 					FROM call_attempts`, name, units)
-				ledgertest.Want(t, tx, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM call_usage WHERE limit_name = $1`, name, units)
+				ledgertest.Want(t, tx, `SELECT coalesce(sum(used), 0) = greatest($2, 0) FROM callq.call_usage WHERE limit_name = $1`, name, units)
 			}
 			ledgertest.Want(t, tx, `SELECT coalesce(settled, -1) = $1 AND cost = $2 FROM call_attempts`, c.noted, c.cost)
 			wantBroken(t, tx)
@@ -114,7 +114,7 @@ func TestVerifySettled(t *testing.T) {
 	}
 	fourth := openOf(t, pool, 2) // which no claim may open: the third may still take 5, and 10 are used
 	ledgertest.Start(t, pool, ledgertest.Request(fourth, fourth))
-	ledgertest.Exec(t, pool, `UPDATE call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET started_at = started_at + interval '1 ms' WHERE call_id = $1`, fourth)
 	report = run(t, pool)
 	if use := report.Limits[0]; len(report.Findings) != 1 || report.Findings[0].CallID != fourth || use.Most != 12 {
 		t.Errorf("%+v, and found %+v; want call %d over the rate", use, report.Findings, fourth)

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Options select what to verify.
@@ -62,7 +62,7 @@ type Violation struct {
 }
 
 // Run verifies the database in one read-only transaction.
-func Run(ctx context.Context, pool *pgxpool.Pool, o Options) (report *Report, err error) {
+func Run(ctx context.Context, pool schema.DB, o Options) (report *Report, err error) {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, pool, snapshot, func(tx pgx.Tx) (err error) {
 		report, err = RunTx(ctx, tx, o)
@@ -129,10 +129,10 @@ SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan',
 
 // A window reaches back for its length, a bucket of usage, and what the clock gained.
 const beginSQL = `
-SELECT (SELECT count(*) FROM call_queue q WHERE ` + verified + `), now,
+SELECT (SELECT count(*) FROM public.call_queue q WHERE ` + verified + `), now,
     CASE WHEN @since::timestamptz IS NOT NULL THEN least(@since, now) - interval '1 min'
-        - coalesce((SELECT max(window_size) * 1.02 FROM call_limit_versions), '0')
-        - coalesce((SELECT sum(by) FROM call_clock_gains WHERE by > '0' AND isfinite(at)), '0') END
+        - coalesce((SELECT max(window_size) * 1.02 FROM callq.call_limit_versions), '0')
+        - coalesce((SELECT sum(by) FROM callq.call_clock_gains WHERE by > '0' AND isfinite(at)), '0') END
 FROM (SELECT clock_timestamp() AS now OFFSET 0) c`
 
 // found adds a row that breaks a rule, unless enough rows are named for that rule and limit.
@@ -168,10 +168,10 @@ func (v *verifier) restsOn(ctx context.Context) (err error) {
 const restsOnSQL = `
 WITH events AS (
     SELECT id, at, CASE WHEN by > '0' THEN 'gain' ELSE 'loss' END AS kind, extract(epoch FROM by)::float8 || ' s' AS what, '' AS why
-    FROM call_clock_gains WHERE isfinite(at)
+    FROM callq.call_clock_gains WHERE isfinite(at)
     UNION ALL
     SELECT id, at, 'opened', name || ', by ' || by, ': ' || change
-    FROM call_audit WHERE what = 'limit' AND starts_with(change, 'opened: ')
+    FROM callq.call_audit WHERE what = 'limit' AND starts_with(change, 'opened: ')
 ), last AS (
     SELECT kind, string_agg(what || ' at ' || to_char(at, @time) || why, '; ' ORDER BY id) AS list
     FROM (SELECT *, row_number() OVER (PARTITION BY kind ORDER BY id DESC) AS n FROM events
@@ -183,10 +183,10 @@ SELECT text
 FROM (VALUES
     (CASE WHEN @since IS NOT NULL THEN
         'what was before ' || to_char(@since, @time) || ' was as it should be: only what came since was looked at'
-    ELSE coalesce('the ledger holds every attempt that arrived after ' || (SELECT to_char(at, @time) FROM call_meta WHERE name = 'ledger')
+    ELSE coalesce('the ledger holds every attempt that arrived after ' || (SELECT to_char(at, @time) FROM callq.call_meta WHERE name = 'ledger')
             || ': retention has removed attempts of calls up to then',
         'the ledger holds every attempt: retention has removed none that was sent') END),
-    ('Postgres failed over, or was restored, by ' || (SELECT to_char(max(at), @time) FROM call_meta WHERE name LIKE 'epoch %')
+    ('Postgres failed over, or was restored, by ' || (SELECT to_char(max(at), @time) FROM callq.call_meta WHERE name LIKE 'epoch %')
         || ': what it had lost of before is in no table'),
     (CASE WHEN NOT EXISTS (SELECT FROM last WHERE kind IN ('gain', 'loss')) THEN
         'Postgres''s clock was not set: no dispatcher saw it gain or lose anything' END),
@@ -198,13 +198,13 @@ FROM (VALUES
         || (SELECT list FROM last WHERE kind = 'opened')),
     ('APIs read requests in their order, to within slack: ' || (
         SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name)
-        FROM call_limits WHERE queues <> '{}' AND proof = 'later')),
+        FROM callq.call_limits WHERE queues <> '{}' AND proof = 'later')),
     ('somebody knew that APIs read what their machines had acknowledged within slack: ' || (
         SELECT string_agg(extract(epoch FROM slack)::float8 || ' s ' || name, '; ' ORDER BY name)
-        FROM call_limits WHERE queues <> '{}' AND proof = 'slack')),
+        FROM callq.call_limits WHERE queues <> '{}' AND proof = 'slack')),
     ('what was not answered had arrived within arrive_within, or never: ' || (
         SELECT string_agg(extract(epoch FROM arrive_within)::float8 || ' s ' || name, '; ' ORDER BY name)
-        FROM call_limits WHERE queues <> '{}' AND proof <> 'slack')),
+        FROM callq.call_limits WHERE queues <> '{}' AND proof <> 'slack')),
     ('nobody with the rights of the tables'' owner rewrote the ledger, the calls, the versions and the audit alike')
 ) AS said (text)
 WHERE text IS NOT NULL`

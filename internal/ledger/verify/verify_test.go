@@ -64,7 +64,7 @@ func history(t *testing.T) *pgxpool.Pool {
 	ledgertest.Open(t, pool)                                                   // call 8, not started
 	ledgertest.Start(t, pool, ledgertest.Request(ledgertest.Open(t, pool), 7)) // call 9, running
 	ledgertest.Exec(t, pool, `INSERT INTO call_queue (status) VALUES ('new'), ('failed'), ('cancelled')`)
-	ledgertest.Exec(t, pool, `UPDATE call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_limits SET count_cost = true, applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'`)
 	ledgertest.Exec(t, pool, publishedSQL)
 	return pool
 }
@@ -73,9 +73,9 @@ func history(t *testing.T) *pgxpool.Pool {
 func reopen(t *testing.T, pool *pgxpool.Pool, id int64) {
 	t.Helper()
 	ledgertest.Exec(t, pool, `UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1, dispatched_at = clock_timestamp() WHERE id = $1`, id)
-	ledgertest.Exec(t, pool, `INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
+	ledgertest.Exec(t, pool, `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within, epoch, pool,
 			queue, task, key, limits, keys, costs)
-		SELECT id, attempts, 0, 1, 1, dispatched_at, clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq_epoch(), 'http',
+		SELECT id, attempts, 0, 1, 1, dispatched_at, clock_timestamp(), clock_timestamp() + interval '1 h', '300 ms', callq.epoch(), 'http',
 			'default', 'http', '', '{api}', '{""}', '{1}'
 		FROM call_queue WHERE id = $1`, id)
 }
@@ -159,16 +159,16 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"two requests", `UPDATE call_attempts SET requests = 2 WHERE call_id = 1`, []string{request}},
 		{"a failure never recorded", `UPDATE call_attempts SET outcome = 'not_sent' WHERE call_id = 5`, []string{failed}},
 		{"a done call that is not", `UPDATE call_queue SET status = 'error' WHERE id = 1`, []string{status}},
-		{"dispatched without an open row", `DELETE FROM call_open WHERE call_id = 8`, []string{gaps, status}},
-		{"dispatched with the row of another attempt", `UPDATE call_open SET attempt = 2 WHERE call_id = 8`, []string{gaps, status}},
+		{"dispatched without an open row", `DELETE FROM callq.call_open WHERE call_id = 8`, []string{gaps, status}},
+		{"dispatched with the row of another attempt", `UPDATE callq.call_open SET attempt = 2 WHERE call_id = 8`, []string{gaps, status}},
 		{"open, and waiting again", `UPDATE call_queue SET status = 'new' WHERE id = 9`, []string{status}},
-		{"more starts than the rate", `WITH now AS (UPDATE call_limits SET rate = 6) UPDATE call_limit_versions SET rate = 6`, []string{windows}},
+		{"more starts than the rate", `WITH now AS (UPDATE callq.call_limits SET rate = 6) UPDATE callq.call_limit_versions SET rate = 6`, []string{windows}},
 		{"an attempt of double cost", `UPDATE call_attempts SET cost = 5, charged = jsonb_set(charged, '{0,cost}', '5') WHERE call_id = 3`, []string{windows, usage}},
-		{"an open attempt of a high cost", `UPDATE call_open SET cost = 5, costs = '{5}' WHERE call_id = 9`, []string{windows}},
-		{"usage too high", `UPDATE call_usage SET used = used + 1 WHERE ctid = (SELECT min(ctid) FROM call_usage)`, []string{usage}},
-		{"usage too low, just published", `WITH fresh AS (UPDATE call_limits SET applied_at = now(), complete_since = now()) DELETE FROM call_usage`, []string{usage}},
-		{"more usage, just published: it was counted under former rules", `WITH fresh AS (UPDATE call_limits SET applied_at = now(), complete_since = now())
-			UPDATE call_usage SET used = used + 1`, nil},
+		{"an open attempt of a high cost", `UPDATE callq.call_open SET cost = 5, costs = '{5}' WHERE call_id = 9`, []string{windows}},
+		{"usage too high", `UPDATE callq.call_usage SET used = used + 1 WHERE ctid = (SELECT min(ctid) FROM callq.call_usage)`, []string{usage}},
+		{"usage too low, just published", `WITH fresh AS (UPDATE callq.call_limits SET applied_at = now(), complete_since = now()) DELETE FROM callq.call_usage`, []string{usage}},
+		{"more usage, just published: it was counted under former rules", `WITH fresh AS (UPDATE callq.call_limits SET applied_at = now(), complete_since = now())
+			UPDATE callq.call_usage SET used = used + 1`, nil},
 		{"retried: how it failed before counts no longer", `UPDATE call_queue SET status = 'new', failed_count = 0, retried_after = attempts WHERE id = 5`, nil},
 		{"retried, and failures of before counted", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 5`, []string{failed}},
 		{"retried when it was done", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 1`, nil},
@@ -233,20 +233,20 @@ func TestVerifyBesideLongCalls(t *testing.T) {
 		most        int64
 	}{
 		{"started long ago", ``, 1},
-		{"started just within its window, send_within and slack", `UPDATE call_limits SET slack = '1.8 s'`, 2},
-		{"not acknowledged", `UPDATE call_open SET acked_at = NULL`, 2},
-		{"acknowledged late", `UPDATE call_open SET acked_at = started_at + interval '2.5 s'`, 2},
-		{"anchored at the finish", `UPDATE call_limits SET anchor = 'finish'`, 2},
-		{"a custom handler", `UPDATE call_open SET task = 'mine'`, 2},
-		{"of an older epoch: it will be charged by its start", `UPDATE call_limits SET epoch = 'former'`, 1},
+		{"started just within its window, send_within and slack", `UPDATE callq.call_limits SET slack = '1.8 s'`, 2},
+		{"not acknowledged", `UPDATE callq.call_open SET acked_at = NULL`, 2},
+		{"acknowledged late", `UPDATE callq.call_open SET acked_at = started_at + interval '2.5 s'`, 2},
+		{"anchored at the finish", `UPDATE callq.call_limits SET anchor = 'finish'`, 2},
+		{"a custom handler", `UPDATE callq.call_open SET task = 'mine'`, 2},
+		{"of an older epoch: it will be charged by its start", `UPDATE callq.call_limits SET epoch = 'former'`, 1},
 	} {
 		ledgertest.Trial(t, pool, c.name, func(t *testing.T, tx pgx.Tx) {
 			ledgertest.Start(t, tx, ledgertest.Request(ledgertest.Open(t, tx), 7))
 			ledgertest.Start(t, tx, ledgertest.Request(ledgertest.Open(t, tx), 8))
-			ledgertest.Exec(t, tx, `UPDATE call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
-			ledgertest.Exec(t, tx, `UPDATE call_queue SET dispatched_at = claimed_at FROM call_open WHERE call_id = id`)
-			ledgertest.Exec(t, tx, `UPDATE call_open SET acked_at = started_at + interval '10 ms'`)
-			ledgertest.Exec(t, tx, `UPDATE call_limits SET rate = 1, window_size = '1 s'`)
+			ledgertest.Exec(t, tx, `UPDATE callq.call_open SET started_at = now() - CASE token WHEN 7 THEN interval '5 s' ELSE interval '2 s' END, claimed_at = now() - interval '5 s'`)
+			ledgertest.Exec(t, tx, `UPDATE call_queue SET dispatched_at = claimed_at FROM callq.call_open WHERE call_id = id`)
+			ledgertest.Exec(t, tx, `UPDATE callq.call_open SET acked_at = started_at + interval '10 ms'`)
+			ledgertest.Exec(t, tx, `UPDATE callq.call_limits SET rate = 1, window_size = '1 s'`)
 			if c.setup != "" {
 				ledgertest.Exec(t, tx, c.setup)
 			}
@@ -283,10 +283,10 @@ func TestVerifyWindows(t *testing.T) {
 		charges, changes := charges.Draw(rt, "charges"), changes.Draw(rt, "changes")
 		slices.SortFunc(changes, func(a, b change) int { return a.From - b.From })
 		var all pgx.Batch
-		all.Queue(`TRUNCATE call_attempts, call_open, call_limit_versions`)
+		all.Queue(`TRUNCATE call_attempts, callq.call_open, callq.call_limit_versions`)
 		for i, c := range charges {
 			if c.Open {
-				all.Queue(`INSERT INTO call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
+				all.Queue(`INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, started_at, epoch, pool, queue, task, key, limits, keys, costs)
 					VALUES ($1, 1, 0, 1, $3, $2, $2, $2, $2, '', 'http', 'default', 'http', '', '{api,other}', '{"",""}', ARRAY[$3::bigint, 1000])`, i+1, at(c.Start), c.Cost)
 				continue
 			}
@@ -305,7 +305,7 @@ func TestVerifyWindows(t *testing.T) {
 				VALUES ($1, 1, $5, $6, $2, $2, $3, $7, 'done', 'default', 'http', '', $4)`, i+1, at(c.Start), at(c.Until), string(charged), c.Cost, settled, at(c.Ended))
 		}
 		for i, v := range changes {
-			all.Queue(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
+			all.Queue(`INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', $1, $2, nullif($3, 0), $4, true, 'test')`, i+1, at(v.From), v.Rate, time.Duration(v.Window)*time.Millisecond)
 		}
 		if err := pool.SendBatch(context.Background(), &all).Close(); err != nil {
@@ -385,7 +385,7 @@ func TestVerifyWindowsOfALimitThatChangesItsForm(t *testing.T) {
 				SELECT i, 1, 6 - 5 * (i - 1), at, at, at, at, 'done', 'default', 'http', '',
 					jsonb_build_array(jsonb_build_object('limit', 'api', 'key', '', 'cost', CASE WHEN %t THEN 1 ELSE 6 END, 'until', at))
 				FROM (SELECT i, now() - (3 - i) * interval '1 min' AS at FROM generate_series(1, 2) i) a`, c.byCost))
-			ledgertest.Exec(t, tx, fmt.Sprintf(`INSERT INTO call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
+			ledgertest.Exec(t, tx, fmt.Sprintf(`INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, count_cost, applied_by)
 				VALUES ('api', 1, now() - interval '1 day', 100, '1 h', NOT %[1]t, 'test'), ('api', 2, now() - interval '90 s', %[2]d, '1 h', %[1]t, 'test')`, c.byCost, c.rate))
 			report := run(t, tx)
 			if most := report.Limits[1].Most; most != c.most {

@@ -34,11 +34,11 @@ SELECT limit_name AS "limit", version, min(effective_from) OVER (PARTITION BY li
     per_key, overrides, count_cost, coalesce(anchor, '') AS anchor, coalesce(proof, '') AS proof, coalesce(slack, '0') AS slack,
     coalesce(arrive_within, '0') AS arrive_within, coalesce(send_within, '0') AS send_within, coalesce(queues, '{}') AS queues,
     CASE WHEN first.id = 1 OR effective_from >= first.at THEN ARRAY(
-        SELECT change FROM call_audit
+        SELECT change FROM callq.call_audit
         WHERE what = 'limit' AND name = limit_name AND change !~ '^(paused|resumed)'
           AND at BETWEEN effective_from - interval '1 minute' AND effective_from + interval '1 minute') END AS audit
-FROM call_limit_versions
-CROSS JOIN (SELECT min(at) AS at, min(id) AS id FROM call_audit) first
+FROM callq.call_limit_versions
+CROSS JOIN (SELECT min(at) AS at, min(id) AS id FROM callq.call_audit) first
 ORDER BY limit_name COLLATE "C", version`
 
 // claims is what an attempt claims of the limit.
@@ -88,7 +88,7 @@ func (v *verifier) readPolicy(ctx context.Context) error {
 			}
 		}
 	}
-	const stepsSQL = `SELECT at, by FROM call_clock_gains WHERE isfinite(at) ORDER BY id`
+	const stepsSQL = `SELECT at, by FROM callq.call_clock_gains WHERE isfinite(at) ORDER BY id`
 	steps, err := collect(ctx, v.tx, pgx.RowToStructByPos[limit.Gain], stepsSQL)
 	if err != nil {
 		return fmt.Errorf("how the clock was set: %w", err)
@@ -134,7 +134,7 @@ func (v *verifier) checkVersions(ctx context.Context) error {
 const versionGapsSQL = `
 SELECT 'the versions of a limit have no gap' AS rule, limit_name AS "limit",
     format('versions %s to %s are missing', version + 1, next - 1) AS detail
-FROM (SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM call_limit_versions) c
+FROM (SELECT limit_name, version, lead(version) OVER (PARTITION BY limit_name ORDER BY version) AS next FROM callq.call_limit_versions) c
 WHERE next > version + 1
 ORDER BY limit_name, version`
 
@@ -143,8 +143,8 @@ ORDER BY limit_name, version`
 const lastVersionSQL = `
 SELECT 'a limit is as its last version' AS rule, coalesce(l.name, c.limit_name) AS "limit",
     format('version %s is in force, unlike the last: %s', coalesce(l.version::text, 'none'), coalesce(c.version::text, 'none')) AS detail
-FROM call_limits l
-FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM call_limit_versions ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
+FROM callq.call_limits l
+FULL JOIN (SELECT DISTINCT ON (limit_name) * FROM callq.call_limit_versions ORDER BY limit_name, version DESC) c ON c.limit_name = l.name
 WHERE (l.version, CASE WHEN c.rate IS NOT NULL OR l.queues <> '{}' THEN l.rate END, l.window_size, l.shape, l.per_key, l.overrides,
         l.count_cost, l.anchor, l.slack, l.proof, l.arrive_within, l.send_within, l.queues)
     IS DISTINCT FROM (c.version, c.rate, c.window_size, c.shape, c.per_key, c.overrides,
@@ -154,11 +154,11 @@ ORDER BY 2`
 const queueLimitsSQL = `
 SELECT 'a queue has the limits that count it' AS rule,
     format('queue %s has the limits %s, and is counted by %s', q.name, q.limits, c.limits) AS detail
-FROM call_queues q
-CROSS JOIN LATERAL (SELECT coalesce(array_agg(l.name), '{}') AS limits FROM call_limits l WHERE l.queues @> ARRAY[q.name]) c
+FROM callq.call_queues q
+CROSS JOIN LATERAL (SELECT coalesce(array_agg(l.name), '{}') AS limits FROM callq.call_limits l WHERE l.queues @> ARRAY[q.name]) c
 WHERE NOT (q.limits @> c.limits AND c.limits @> q.limits)
 ORDER BY q.name`
 
 const gainsAreTimeSQL = `
 SELECT 'what the clock gained is time' AS rule, format('at %s it gained %s', at, by) AS detail
-FROM call_clock_gains WHERE by = '0' OR NOT isfinite(at) ORDER BY id`
+FROM callq.call_clock_gains WHERE by = '0' OR NOT isfinite(at) ORDER BY id`
