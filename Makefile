@@ -102,7 +102,7 @@ PRODUCED_BY = apt-get install -y -q --no-install-recommends $(sort $(shell cat $
 PRODUCED = [ "$$(id -u)" != 0 ] || { $(PRODUCED_BY) || { apt-get update -q >/dev/null; $(PRODUCED_BY); }; } && \
 	{ command -v npm >/dev/null || apt-get install -y -q --no-install-recommends nodejs npm >/dev/null; }
 PRODUCERS := verification/producers
-SHORT_PRODUCERS := $(addprefix $(PRODUCERS)/,django/apt sqlalchemy/apt)
+SHORT_PRODUCERS := $(addprefix $(PRODUCERS)/,activerecord/apt django/apt sqlalchemy/apt)
 
 producers: deps ## ORMs and drivers write calls as callq_producer: nothing is made twice, lost or blocked. ARGS="-only gorm,django" for some. As root
 	@$(call PRODUCED,$(wildcard $(PRODUCERS)/*/apt))

@@ -36,6 +36,9 @@ func producers() []producer {
 		{"gorm", true, goProgram},
 		{"django", true, debianScript("python3", "producer.py")},
 		{"sqlalchemy", true, debianScript("python3", "producer.py")},
+		{"activerecord", true, debianScript("ruby", "producer.rb")},
+		{"drizzle", true, nodeScript},
+		{"prisma", false, nodeScript},
 	}
 }
 

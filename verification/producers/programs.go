@@ -55,30 +55,26 @@ func debianScript(interpreter, script string) maker {
 	}
 }
 
-// nodeScript runs producer.mjs where npm has installed the packages of package.json: in the user's cache, so that the
-// repository stays as it is. then are commands that npx runs there first.
-func nodeScript(then ...[]string) maker {
-	return func(ctx context.Context, folder, _ string) (program, error) {
-		packages, err := os.ReadFile(filepath.Join(folder, "package.json"))
-		if err != nil {
-			return program{}, err
-		}
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return program{}, err
-		}
-		hash := sha256.Sum256(packages)
-		dir := filepath.Join(cache, "callq", "producers", filepath.Base(folder)+"-"+hex.EncodeToString(hash[:6]))
-		if err := installPackages(ctx, folder, dir); err != nil {
-			return program{}, err
-		}
-		for _, command := range then {
-			if err := runIn(ctx, dir, append([]string{"npx", "--no-install"}, command...)...); err != nil {
-				return program{}, err
-			}
-		}
-		return program{dir: dir, command: []string{"node", filepath.Join(dir, "producer.mjs")}}, nil
+// nodeScript runs producer.mjs where npm has installed the packages of package.json, and has run its script build if it has
+// one: in the user's cache, so that the repository stays as it is.
+func nodeScript(ctx context.Context, folder, _ string) (program, error) {
+	packages, err := os.ReadFile(filepath.Join(folder, "package.json"))
+	if err != nil {
+		return program{}, err
 	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return program{}, err
+	}
+	hash := sha256.Sum256(packages)
+	dir := filepath.Join(cache, "callq", "producers", filepath.Base(folder)+"-"+hex.EncodeToString(hash[:6]))
+	if err := installPackages(ctx, folder, dir); err != nil {
+		return program{}, err
+	}
+	if err := runIn(ctx, dir, "npm", "run", "--if-present", "build"); err != nil {
+		return program{}, err
+	}
+	return program{dir: dir, command: []string{"node", filepath.Join(dir, "producer.mjs")}}, nil
 }
 
 // installPackages copies the folder's files to dir and has npm install their packages, unless they are there.
@@ -136,7 +132,7 @@ type callID string
 
 func (id *callID) UnmarshalJSON(text []byte) error {
 	*id = callID(strings.Trim(string(text), `"`))
-	if *id == "null" {
+	if *id == "null" || *id == "0" {
 		*id = ""
 	}
 	return nil

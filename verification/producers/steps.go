@@ -208,7 +208,7 @@ func bulk(ctx context.Context, w *world, p program) (string, error) {
 
 // distinct are the ids that name a call, each once.
 func distinct(ids []callID) []callID {
-	ids = slices.DeleteFunc(slices.Clone(ids), func(id callID) bool { return id == "" || id == "0" })
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id callID) bool { return id == "" })
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
