@@ -39,6 +39,11 @@ func producers() []producer {
 		{"activerecord", true, debianScript("ruby", "producer.rb")},
 		{"drizzle", true, nodeScript},
 		{"prisma", false, nodeScript},
+		{"typeorm", false, nodeScript},
+		{"sequelize", false, nodeScript},
+		{"knex", false, nodeScript},
+		{"kysely", false, nodeScript},
+		{"peewee", false, debianScript("python3", "producer.py")},
 	}
 }
 

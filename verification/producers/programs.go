@@ -217,7 +217,7 @@ func (p program) step(ctx context.Context, environ []string, args ...string) (an
 
 // lastLines are the last of a text's lines, where most programs say what was wrong.
 func lastLines(text string) string {
-	const most = 1500
+	const most = 600
 	text = strings.TrimSpace(text)
 	return text[max(0, len(text)-most):]
 }
