@@ -43,7 +43,12 @@ func producers() []producer {
 		{"sequelize", false, nodeScript},
 		{"knex", false, nodeScript},
 		{"kysely", false, nodeScript},
+		{"pgx", false, goProgram},
+		{"bun", false, goProgram},
+		{"sequel", false, debianScript("ruby", "producer.rb")},
+		{"dbixclass", false, debianScript("perl", "producer.pl")},
 		{"peewee", false, debianScript("python3", "producer.py")},
+		{"pony", false, debianScript("python3", "producer.py")},
 	}
 }
 
