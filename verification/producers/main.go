@@ -49,6 +49,7 @@ func producers() []producer {
 		{"dbixclass", false, debianScript("perl", "producer.pl")},
 		{"peewee", false, debianScript("python3", "producer.py")},
 		{"pony", false, debianScript("python3", "producer.py")},
+		{"doctrine", false, debianScript("php", "producer.php")},
 	}
 }
 
