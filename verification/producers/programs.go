@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -131,10 +132,15 @@ type answer struct {
 type callID string
 
 func (id *callID) UnmarshalJSON(text []byte) error {
-	*id = callID(strings.Trim(string(text), `"`))
-	if *id == "null" || *id == "0" {
+	printed := strings.Trim(string(text), `"`)
+	if printed == "null" || printed == "0" || printed == "" {
 		*id = ""
+		return nil
 	}
+	if _, err := strconv.ParseInt(printed, 10, 64); err != nil {
+		return fmt.Errorf("an id: %w", err)
+	}
+	*id = callID(printed)
 	return nil
 }
 

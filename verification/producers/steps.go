@@ -38,8 +38,14 @@ type step struct {
 
 func steps() []step {
 	return []step{
-		{"create", create}, {"bulk", bulk}, {"transaction", transaction}, {"duplicates", duplicates}, {"upsert", upsert},
-		{"read", read}, {"stale", stale}, {"diff", diff},
+		{"create", create},
+		{"bulk", bulk},
+		{"transaction", transaction},
+		{"duplicates", duplicates},
+		{"upsert", upsert},
+		{"read", read},
+		{"stale", stale},
+		{"diff", diff},
 	}
 }
 
