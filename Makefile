@@ -15,7 +15,7 @@ JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls apis-short apis loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -96,6 +96,21 @@ apis-short: deps ## APIs that count otherwise than callq (nginx, HAProxy, GCRA) 
 apis: deps ## the same with 1,000 calls each: prints how many were refused, and the use of the API's rate. As root; ten minutes
 	@$(SERVED)
 	$(E2E) -timeout 40m -parallel 4 -run 'TestAPIs' -figures 2 $(ARGS)
+
+# The packages of ORMs in Debian, as verification/producers/*/apt name them, and interpreters. Node.js may bring npm, or not.
+PRODUCED_BY = apt-get install -y -q --no-install-recommends $(sort $(shell cat $(1))) >/dev/null
+PRODUCED = [ "$$(id -u)" != 0 ] || { $(PRODUCED_BY) || { apt-get update -q >/dev/null; $(PRODUCED_BY); }; } && \
+	{ command -v npm >/dev/null || apt-get install -y -q --no-install-recommends nodejs npm >/dev/null; }
+PRODUCERS := verification/producers
+SHORT_PRODUCERS := $(addprefix $(PRODUCERS)/,activerecord/apt django/apt sqlalchemy/apt)
+
+producers: deps ## ORMs and drivers write calls as callq_producer: nothing is made twice, lost or blocked. ARGS="-only gorm,django" for some. As root
+	@$(call PRODUCED,$(wildcard $(PRODUCERS)/*/apt))
+	$(SERVERS) go run ./producers $(ARGS)
+
+producers-short: deps ## the same with those that CI runs
+	@$(call PRODUCED,$(SHORT_PRODUCERS))
+	$(SERVERS) go run ./producers -short $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root
 	@$(IP)

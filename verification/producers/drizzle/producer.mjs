@@ -1,0 +1,124 @@
+// A producer with Drizzle.
+import { spawnSync } from 'node:child_process'
+import { once } from 'node:events'
+import { readFileSync, writeFileSync } from 'node:fs'
+import { and, desc, eq, sql, TransactionRollbackError } from 'drizzle-orm'
+import { drizzle } from 'drizzle-orm/node-postgres'
+import { bigint, integer, jsonb, pgTable, pgView, smallint, text, timestamp } from 'drizzle-orm/pg-core'
+import pg from 'pg'
+
+// What a producer may set. No column has a default, so that callq's hold. Drizzle names every column in an INSERT but a
+// generated one: so is id.
+const settable = () => ({
+  queue: text(),
+  task: text(),
+  key: text(),
+  callData: jsonb('call_data'),
+  cost: bigint({ mode: 'number' }),
+  priority: smallint(),
+  runAt: timestamp('run_at', { withTimezone: true, mode: 'string' }),
+  expiresAt: timestamp('expires_at', { withTimezone: true, mode: 'string' }),
+  uniqueKey: text('unique_key'),
+  maxAttempts: integer('max_attempts'),
+})
+export const calls = pgTable('call_queue', {
+  id: bigint({ mode: 'number' }).generatedAlwaysAs(sql`identity`),
+  ...settable(),
+})
+
+// Calls to read, with what became of them. A view is never written to.
+const made = pgView('call_queue', {
+  id: bigint({ mode: 'number' }),
+  ...settable(),
+  status: text(),
+  attempts: integer(),
+}).existing()
+const attempts = pgView('call_attempts', {
+  callId: bigint('call_id', { mode: 'number' }),
+  attempt: integer(),
+  outcome: text(),
+  result: jsonb(),
+}).existing()
+
+const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL })
+const db = drizzle(pool)
+
+const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const call = (path, uniqueKey) => ({ queue: 'payments', key: 'acct_42', uniqueKey, callData: data(path) })
+const returned = { id: calls.id }
+
+const steps = {
+  version: () => ({ version: JSON.parse(readFileSync('node_modules/drizzle-orm/package.json')).version }),
+
+  async create() {
+    const [{ id }] = await db.insert(calls).values(call('/create', 'order-4711')).returning(returned)
+    return { id }
+  },
+
+  async bulk() {
+    const many = Array.from({ length: 1000 }, (_, i) => call(`/bulk/${i}`))
+    const rows = await db.insert(calls).values(many).returning(returned)
+    return { ids: rows.map((row) => row.id) }
+  },
+
+  async transaction() {
+    await db.transaction((tx) => tx.insert(calls).values(call('/committed')))
+    await db.transaction(async (tx) => {
+      await tx.insert(calls).values(call('/rolled-back'))
+      tx.rollback()
+    }).catch((err) => { if (!(err instanceof TransactionRollbackError)) throw err })
+    return {}
+  },
+
+  async duplicates() {
+    const three = [call('/duplicates/1', 'dup-1'), call('/duplicates/2', 'dup-1'), call('/duplicates/3', 'dup-2')]
+    await db.insert(calls).values(three).onConflictDoNothing() // without a target: the index is on an expression
+    return {}
+  },
+
+  async upsert() {
+    const ids = await db.transaction(async (tx) => {
+      const ids = []
+      for (const path of ['/upsert/1', '/upsert/2']) {
+        const [inserted] = await tx.insert(calls).values(call(path, 'up-1')).onConflictDoNothing().returning(returned)
+        const [{ id }] = inserted ? [inserted] : await tx.select(returned).from(calls)
+          .where(and(eq(calls.queue, 'payments'), eq(calls.uniqueKey, 'up-1')))
+        ids.push(id)
+      }
+      return ids
+    })
+    return { ids }
+  },
+
+  async read(id) {
+    const [{ status }] = await db.select().from(made).where(eq(made.id, id))
+    const [{ result }] = await db.select().from(attempts).where(eq(attempts.callId, id)).orderBy(desc(attempts.attempt)).limit(1)
+    return { status, result }
+  },
+
+  async stale(id) {
+    const [{ id: loaded, ...fields }] = await db.select().from(calls).where(eq(calls.id, id))
+    console.log(JSON.stringify({ loaded }))
+    await once(process.stdin, 'data')
+    process.stdin.unref()
+    try {
+      await db.update(calls).set({ ...fields, priority: 9 }).where(eq(calls.id, loaded))
+    } catch (err) {
+      return { sqlstate: (err.cause ?? err).code }
+    }
+    return { sqlstate: 'ok' }
+  },
+
+  // What `drizzle-kit push` would run for an application that has no tables of its own. Without a terminal it runs nothing.
+  diff() {
+    writeFileSync('schema.mjs', '')
+    const { stdout } = spawnSync('npx', ['--no-install', 'drizzle-kit', 'push', '--dialect', 'postgresql', '--schema', 'schema.mjs',
+      '--url', process.env.DATABASE_URL, '--strict', '--verbose'], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'inherit'] })
+    const tables = [...stdout.matchAll(/(?:DROP|CREATE|ALTER) TABLE "(\w+)"/g)].map((found) => found[1])
+    return { tables: [...new Set(tables)].sort() }
+  },
+}
+
+const [step, ...args] = process.argv.slice(2)
+console.log(JSON.stringify(await steps[step](...args)))
+await pool.end()

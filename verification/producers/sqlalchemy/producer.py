@@ -1,0 +1,146 @@
+"""A producer with SQLAlchemy."""
+
+import json
+import os
+import sys
+
+import sqlalchemy
+from sqlalchemy import BigInteger, Column, DateTime, ForeignKey, Integer, SmallInteger, Text, create_engine, func, text
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, declarative_base, relationship
+
+engine = create_engine(os.environ["DATABASE_URL"])
+Base = declarative_base()
+
+
+class Call(Base):
+    """A call. A producer sets no more than the columns up to max_attempts; the others are callq's."""
+
+    __tablename__ = "call_queue"
+    id = Column(BigInteger, primary_key=True)
+    queue = Column(Text)
+    task = Column(Text)
+    key = Column(Text)
+    call_data = Column(JSONB)
+    cost = Column(BigInteger)
+    priority = Column(SmallInteger)
+    run_at = Column(DateTime(timezone=True))
+    expires_at = Column(DateTime(timezone=True))
+    unique_key = Column(Text)
+    max_attempts = Column(Integer)
+
+    # To read only. A server default: an INSERT that does not set them leaves them out.
+    status = Column(Text, server_default=text("'new'"))
+    attempts = Column(Integer, server_default=text("0"))
+    results = relationship("Attempt", order_by="Attempt.attempt", viewonly=True)
+
+
+class Attempt(Base):
+    __tablename__ = "call_attempts"
+    call_id = Column(BigInteger, ForeignKey("call_queue.id"), primary_key=True)
+    attempt = Column(Integer, primary_key=True)
+    outcome = Column(Text)
+    result = Column(JSONB)
+
+
+def data(path):
+    return {"method": "POST", "url": os.environ["API_URL"] + path, "json": {"order": 4711}}
+
+
+def call(path, unique_key=None):
+    return Call(queue="payments", key="acct_42", unique_key=unique_key, call_data=data(path))
+
+
+def create():
+    with Session(engine) as session:
+        made = call("/create", "order-4711")
+        session.add(made)
+        session.flush()
+        id = made.id
+        session.commit()
+    return {"id": id}
+
+
+def bulk():
+    with Session(engine) as session:
+        calls = [call(f"/bulk/{i}") for i in range(1000)]
+        session.add_all(calls)
+        session.flush()
+        ids = [c.id for c in calls]
+        session.commit()
+    return {"ids": ids}
+
+
+def transaction():
+    with Session(engine) as session, session.begin():
+        session.add(call("/committed"))
+    try:
+        with Session(engine) as session, session.begin():
+            session.add(call("/rolled-back"))
+            session.flush()
+            raise ValueError("not paid")
+    except ValueError:
+        pass
+    return {}
+
+
+def duplicates():
+    calls = [("/duplicates/1", "dup-1"), ("/duplicates/2", "dup-1"), ("/duplicates/3", "dup-2")]
+    with Session(engine) as session, session.begin():
+        session.execute(insert(Call).on_conflict_do_nothing(), [
+            {"queue": "payments", "unique_key": key, "call_data": data(path)} for path, key in calls])
+    return {}
+
+
+def upsert():
+    with Session(engine) as session, session.begin():
+        statement = insert(Call).on_conflict_do_nothing(
+            index_elements=[text("coalesce(queue, 'default')"), Call.unique_key], index_where=Call.unique_key.isnot(None))
+        for path in ("/upsert/1", "/upsert/2"):
+            session.execute(statement.values(queue="payments", unique_key="up-1", call_data=data(path)))
+        found = session.query(Call.id).filter_by(queue="payments", unique_key="up-1").one()
+    return {"ids": [found.id, found.id]}
+
+
+def read(id):
+    with Session(engine) as session:
+        made = session.get(Call, id)
+        return {"status": made.status, "result": made.results[-1].result}
+
+
+def stale(id):
+    with Session(engine) as session:
+        made = session.get(Call, id)
+        print(json.dumps({"loaded": made.id}), flush=True)
+        session.expire_on_commit = False
+        session.commit()
+        sys.stdin.readline()
+        made.priority = 9
+        try:
+            session.commit()
+        except DBAPIError as err:
+            return {"sqlstate": err.orig.pgcode}
+    return {"sqlstate": "ok"}
+
+
+def diff():
+    """What `alembic revision --autogenerate` would write."""
+    from alembic.autogenerate import produce_migrations
+    from alembic.migration import MigrationContext
+
+    with engine.connect() as connection:
+        script = produce_migrations(MigrationContext.configure(connection), Base.metadata)
+    tables = set()
+    for operation in script.upgrade_ops.ops:
+        tables.add(operation.table_name)
+    return {"tables": sorted(tables)}
+
+
+STEPS = {
+    "version": lambda: {"version": sqlalchemy.__version__},
+    "create": create, "bulk": bulk, "transaction": transaction, "duplicates": duplicates, "upsert": upsert,
+    "read": read, "stale": stale, "diff": diff,
+}
+
+print(json.dumps(STEPS[sys.argv[1]](*sys.argv[2:])))
