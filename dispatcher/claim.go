@@ -45,6 +45,7 @@ type claimer struct {
 	standing                      // beside other dispatchers
 	hurried  bool                 // more is to be claimed once a slot, or a unit of a concurrency limit, comes free
 	reserved reservations
+	turnover pools.Turnover
 	scan     scanWindow
 	lowWater lowWater
 	needs    needs
@@ -98,6 +99,9 @@ func (c *claimer) claimOnce(tick context.Context, queue string, wait, isolate bo
 	// Where somebody had set all calls of a message to wait while their attempts are open, nothing was opened.
 	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	b.passed(c.cfg.Now().Sub(list.readAt))
+	for _, m := range b.messages {
+		c.turnover.Handed(m.Pool, len(m.Attempts))
+	}
 	c.sender.Deliver(tick, b.messages) // however long the claim took
 	return c.after(list, b), nil
 }
@@ -203,7 +207,7 @@ func (c *claimer) look(ctx context.Context, conn *schema.Conn, queue string, wai
 	s.from = c.lowWater.in(s.epoch)
 	var asks pgx.Batch
 	s.queue.Draw(&asks)
-	s.askForWorkers(&asks)
+	s.askForWorkers(&asks, &c.turnover)
 	drained, err := backlog.Drain(ctx, conn, &asks, queue, c.scan.since(queue), s.now)
 	c.seen, c.standBy = max(c.seen, s.queue.Batch), time.Time{} // others see the number, and stand by
 	if err != nil {
@@ -233,9 +237,9 @@ func (c *claimer) restored(ctx context.Context) error {
 }
 
 // askForWorkers asks for the workers' pools, and what is paused.
-func (s *snapshot) askForWorkers(asks *pgx.Batch) {
+func (s *snapshot) askForWorkers(asks *pgx.Batch, turnover *pools.Turnover) {
 	asks.Queue(pools.SQL, s.from).Query(func(rows pgx.Rows) (err error) {
-		s.pools, err = pools.Collect(rows)
+		s.pools, err = pools.Collect(rows, turnover, s.readAt)
 		return err
 	})
 	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error {

@@ -84,7 +84,7 @@ func TestClaimReadsUnderItsLocks(t *testing.T) {
 	}
 	for _, c := range cases {
 		parallel(t, c.name, func(t *testing.T, s *system) {
-			s.alive(10) // room for 20
+			s.alive(20)
 			r := rules(sliding("a", 7, time.Hour), sliding("b", 5, time.Hour))
 			s.once(r)
 			s.calls("default", 10)

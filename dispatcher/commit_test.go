@@ -71,7 +71,7 @@ func TestCommitWithoutAnAnswer(t *testing.T) {
 			cut.after.Store(committed)
 			pool := s.poolWith(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = cut.dial })
 			d := s.dispatcher(rules(sliding("api", 2, time.Hour)), func(c *dispatcher.Config) { c.Pool = pool })
-			s.alive(1) // so that each message carries one
+			s.alive(2) // so that each message carries one
 			s.turn(d)
 			s.tick(d) // so that the next commits nothing but a claim
 			s.calls("default", 3)

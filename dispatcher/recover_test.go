@@ -192,7 +192,7 @@ func TestResentRunsOnce(t *testing.T) {
 			const n = 12
 			names := []string{"http", "one", "two"}
 			pool := handoff.Pool(names, nil)
-			s.aliveIn(pool, 8, names...)
+			s.aliveIn(pool, n, names...)
 			s.exec(`INSERT INTO call_queue (task) SELECT CASE WHEN i % 2 = 0 THEN 'one' ELSE 'two' END FROM generate_series(1, $1) i`, n)
 			r := rules()
 			r.Queues[0].Timeout = time.Minute

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
@@ -251,7 +252,11 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 		since := s.Since(a.m0)
 		a.code, a.took, a.host = s.Code, since.Ended-*since.Sent, s.Host
 		a.w.remotes.note(a, s)
-		return a.sent(a.ending(a.verdict(s)), since.Arrival(), new(int16(1)))
+		closing := a.ending(a.verdict(s))
+		if closing.Outcome == callqueue.OutcomeDone {
+			closing.Error = clean(s.Note)
+		}
+		return a.sent(closing, since.Arrival(), new(int16(1)))
 	case a.started:
 		return a.unsent(s.Err, a.Policy.BackoffMin/10)
 	case a.w.handling.Err() != nil:

@@ -295,6 +295,26 @@ func TestQueueKeepsAnswers(t *testing.T) {
 	}
 }
 
+// A 2xx whose body ends before its Content-Length is done, for the API did what was asked. Its attempt says that the answer is not
+// whole, even where no answers are kept; the call has no error.
+func TestAnswerIsCutShort(t *testing.T) {
+	t.Parallel()
+	api := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "9")
+		_, _ = w.Write([]byte("ab"))
+	})
+	b := newBench(t, nil)
+	for _, store := range []string{"none", "errors", "all"} { // the policy may undo the first UPDATE
+		b.exec(`UPDATE callq.call_queues SET store = $1`, store)
+		id := b.insertCall(callqueue.Call{Data: map[string]any{"url": api.URL, "method": "POST"}})
+		b.await(`SELECT status = 'done' AND attempts = 1 AND error_message IS NULL FROM call_queue WHERE id = $1`, id)
+		b.await(`SELECT outcome = 'done' AND code = 200 AND error LIKE 'POST %: the answer''s body ended after 2 of 9 bytes'
+			AND ($2 <> 'all' OR result @> '{"body": "ab", "cut": true, "cut_reason": "it ended after 2 of 9 bytes", "truncated": false}')
+			FROM call_attempts WHERE call_id = $1`, id, store)
+	}
+	b.verify()
+}
+
 // An answer with Retry-After closes a limit for no longer than its retry_after, and only from its hosts where it
 // names some: or one row that names a stranger's host closes it for a day.
 func TestRetryAfterOfAStranger(t *testing.T) {

@@ -82,7 +82,7 @@ func (r *reader) outlooks(asked func(worldQueue) bool) (all []foreseen) {
 		for _, other := range together {
 			seen[other.Name] = true
 		}
-		o := r.outlook(together, nil)
+		o := r.outlook(queues, together, nil)
 		if r.err != nil {
 			return nil
 		}
@@ -202,14 +202,15 @@ type Foresight struct {
 
 // foresee says when a call that waits is made.
 func (r *reader) foresee(call *callqueue.Record) (f Foresight) {
-	queues := sharing(list[worldQueue](r, "read queues", worldQueuesSQL), call.Queue)
+	all := list[worldQueue](r, "read queues", worldQueuesSQL)
+	queues := sharing(all, call.Queue)
 	if len(queues) == 0 {
 		return Foresight{Because: "unknown: queue " + call.Queue + " is not in force"}
 	}
 	if call.RunAt.Sub(r.now) >= forecast.Horizon {
 		return Foresight{Because: "unknown: it is not due until " + Text(call.RunAt)}
 	}
-	o := r.outlook(queues, call)
+	o := r.outlook(all, queues, call)
 	if r.err != nil {
 		return Foresight{}
 	}

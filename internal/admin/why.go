@@ -165,8 +165,12 @@ func (c *circumstances) explainDispatched() {
 	case o.Takers == 0:
 		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
 	default:
-		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for one of them to start it; else it goes back",
-			o.Pool, Ago(c.now, o.HandedAt))
+		what := "one of them to start it"
+		if c.Slots > 0 && c.Running >= c.Slots {
+			what = fmt.Sprintf("a slot of theirs, of which %d of %d are taken", c.Running, c.Slots)
+		}
+		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for %s; else it goes back",
+			o.Pool, Ago(c.now, o.HandedAt), what)
 	}
 }
 

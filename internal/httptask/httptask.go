@@ -94,6 +94,7 @@ type StartFunc func(ctx context.Context) (Grant, error)
 type Sending struct {
 	Seen
 	Err    error           // nil: done; its text has no secrets
+	Note   string          // what is wrong with the answer of one that is done: its body was cut off; likewise without secrets
 	Result json.RawMessage // the answer without secrets; nil: none, or not to be kept
 	Host   string          // where the request went
 	Answer *Answer         // nil: none came
@@ -140,10 +141,16 @@ func (t *Task) Run(ctx context.Context, call *Call, timeout time.Duration, start
 	said := &Answer{Status: answer.StatusCode, Header: answer.Header, At: time.Now(), what: secrets.redact(r.shown, false)}
 	err = said.Verdict(said.Refusal(Forms{}))
 	store := cmp.Or(call.Store, t.cfg.Store)
-	if reads := r.request.Method == http.MethodGet || r.request.Method == http.MethodHead; err == nil && kept.Cut && reads && store == "all" {
-		err = fmt.Errorf("%s: %s", r.shown, cmp.Or(kept.HeadersError, "the answer's body was cut short"))
+	note := ""
+	if err == nil && kept.Cut {
+		cut := fmt.Errorf("%s: %s", r.shown, kept.cut())
+		if reads := r.request.Method == http.MethodGet || r.request.Method == http.MethodHead; reads && store == "all" {
+			err = cut
+		} else {
+			note = secrets.redacted(cut).Error()
+		}
 	}
-	s = Sending{Seen: client.End(), Err: secrets.redacted(err), Host: hostOf(r.request.URL).String(), Answer: said}
+	s = Sending{Seen: client.End(), Err: secrets.redacted(err), Note: note, Host: hostOf(r.request.URL).String(), Answer: said}
 	if store == "all" || store == "errors" && err != nil {
 		s.Result, _ = json.Marshal(kept) // strings and numbers always can
 	}

@@ -2,6 +2,7 @@ package httptask
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/base64"
 	"errors"
@@ -62,6 +63,9 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	if a.Cut = err != nil; a.Cut {
 		a.CutReason = readable(secrets.redact(err.Error(), false), 200)
 	}
+	if errors.Is(err, io.ErrUnexpectedEOF) && r.ContentLength > 0 {
+		a.CutReason = fmt.Sprintf("it ended after %d of %d bytes", len(data), r.ContentLength)
+	}
 	if headers, ok := errors.AsType[*headersError](err); ok {
 		a.HeadersError = readable(secrets.redact(headers.Error(), false), maxBody)
 	}
@@ -82,6 +86,14 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	a.keep(text, maxBytes, long || a.Cut)
 	a.Truncated = a.Truncated || long
 	return a
+}
+
+// cut says that the answer's body is not whole, and why.
+func (a *answer) cut() string {
+	if reason, short := strings.CutPrefix(a.CutReason, "it ended "); short {
+		return "the answer's body ended " + reason
+	}
+	return cmp.Or(a.HeadersError, "the answer's body was cut short: "+a.CutReason)
 }
 
 // keep keeps at most so many bytes of a body, which may end within a character. What is no text, or what jsonb does not take as one,

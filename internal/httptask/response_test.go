@@ -251,7 +251,7 @@ func TestCutAnswers(t *testing.T) {
 		{name: "whole", raw: ok + "Content-Length: 2\r\n\r\nab", body: "ab"},
 		{name: "until the end", raw: ok + "\r\nab", body: "ab"},
 		{name: "long", raw: fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", ok, len(long), long), body: long[1:], truncated: true},
-		{name: "fewer bytes", raw: ok + "Content-Length: 9\r\n\r\nab", body: "ab", cut: true, want: "the answer's body was cut short"},
+		{name: "fewer bytes", raw: ok + "Content-Length: 9\r\n\r\nab", body: "ab", cut: true, want: "the answer's body ended after 2 of 9 bytes"},
 		{name: "broken chunks", raw: ok + "Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n", body: "ab", cut: true, want: "the answer's body was cut short"},
 		{name: "it drips", raw: ok + "Content-Length: 9\r\n\r\nab", body: "ab", cut: true, want: "the answer's body was cut short"},
 		{name: "headers", raw: ok + "hello\r\n\r\nab", cut: true, want: "the answer's headers could not be read: "},
@@ -280,9 +280,12 @@ func TestCutAnswers(t *testing.T) {
 				if got.Body != c.body || got.Cut != c.cut || (got.CutReason != "") != c.cut || got.Truncated != c.truncated || (got.HeadersError != "") != (c.name == "headers") {
 					t.Errorf("got %.300s", s.Result)
 				}
-				want := c.want
+				want, note := c.want, ""
 				if method == "POST" && c.name != "of a failure" {
-					want = ""
+					want, note = "", c.want
+				}
+				if (s.Note != "") != (note != "") || !strings.Contains(s.Note, note) {
+					t.Errorf("the note is %q, want %q", s.Note, note)
 				}
 				if (s.Err != nil) != (want != "") || s.Err != nil && (!strings.Contains(s.Err.Error(), want) || isPermanent(s.Err) != (c.name == "of a failure")) {
 					t.Errorf("ended with %v, want %q", s.Err, want)

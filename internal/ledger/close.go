@@ -27,7 +27,7 @@ type Closing struct {
 	Opened    *Opened // nil: the close reads it first
 
 	Outcome  callqueue.Outcome
-	Error    string          // why it failed; goes to the call's error_message too
+	Error    string          // why it failed, or what is wrong with the answer of one that is done; a failure is the call's error_message, too
 	Result   json.RawMessage // nil: none
 	Requests *int16          // requests that the write gate let through; nil: not seen
 	Code     int             // the HTTP status that came back; 0: none

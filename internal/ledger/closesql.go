@@ -49,7 +49,7 @@ const (
     UPDATE public.call_queue q
     SET status        = CASE q.status WHEN 'dispatched' THEN e.status ELSE q.status END,
         failed_count  = q.failed_count + (e.failed IS TRUE AND q.failed_count < 2147483647)::int,
-        error_message = e.error,
+        error_message = CASE WHEN e.status <> 'done' THEN e.error END,
         run_at        = CASE WHEN e.delay IS NULL OR q.status <> 'dispatched' THEN q.run_at ELSE e.now + e.delay END,
         finished_at   = CASE WHEN e.status = 'new' THEN q.finished_at ELSE e.now END,
         failed_at     = CASE WHEN e.status = 'failed' AND q.status = 'dispatched' THEN e.now ELSE q.failed_at END,

@@ -1,12 +1,14 @@
 // Package pools reads which worker pools there are, and how many attempts may still be handed to each.
 //
 // A pool is the live workers that handle the same tasks and carry the same labels: they share an Asynq queue. Unstarted
-// attempts are kept to twice the free slots, or a backlog would flood Redis. While no worker is alive, a few are claimed all
-// the same for the pools last seen, so that work is ready for the first that comes.
+// attempts are kept to the free slots, and where calls are short to a few more. What is handed over cannot be overtaken: behind
+// slow calls, it would keep a call of another queue or key from the slot that comes free next. While no worker is alive, a few
+// are claimed all the same for the pools last seen, so that work is ready for the first that comes.
 package pools
 
 import (
 	"slices"
+	"time"
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
@@ -27,9 +29,11 @@ type Pool struct {
 	Workers   int      `db:"workers"`   // alive
 	Slots     int      `db:"slots"`     // of the smallest live worker
 	Free      int      `db:"free"`      // slots of live workers that run nothing
+	Started   int      `db:"started"`   // open attempts that somebody has started
 	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
 	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
 	Capacity  int      `db:"-"`         // attempts that may still be handed to it
+	Soon      int      `db:"-"`         // running attempts that end soon, if they go on to end as they did of late
 }
 
 const (
@@ -37,9 +41,13 @@ const (
 	highWater              = 256 // unstarted attempts
 )
 
-// Collect reads the pools from the rows of SQL.
-func Collect(rows pgx.Rows) (*Pools, error) {
+// Collect reads the pools from the rows of SQL. What t has seen decides how much more than their free slots they get; nil: no more.
+// at is when the rows came, by a monotonic clock.
+func Collect(rows pgx.Rows, t *Turnover, at time.Time) (*Pools, error) {
 	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Pool])
+	if err == nil {
+		t.look(list, at)
+	}
 	return withCapacity(list), ledger.Wrap("read the workers", err)
 }
 
@@ -56,7 +64,7 @@ func withCapacity(list []*Pool) *Pools {
 			continue
 		}
 		if r.List = append(r.List, p); !p.aboveHighWater() {
-			p.Capacity = max(0, 2*p.Free-p.Unstarted)
+			p.Capacity = max(0, p.most()-p.Unstarted)
 		}
 	}
 	if len(r.List) > 0 {
@@ -73,6 +81,10 @@ func withCapacity(list []*Pool) *Pools {
 }
 
 func (p *Pool) handles(task string) bool { return slices.Contains(p.Tasks, task) }
+
+// most is how many unstarted attempts the pool may have: its free slots, and beyond them as many as come free soon. These spare
+// workers of short calls from waiting for the next claim.
+func (p *Pool) most() int { return p.Free + min(p.Free, p.Soon) }
 
 // aboveHighWater reports whether the pool's workers have enough for a while. Then it gets no more, so that the next claim
 // is worth its while.
@@ -178,6 +190,7 @@ WITH pools AS (
 )
 SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers,
     coalesce(p.slots, 0) AS slots,
-    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, o.open_from
+    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted,
+    coalesce(o.started, 0) AS started, o.open_from
 FROM pools p
 FULL JOIN open o USING (pool)`

@@ -5,24 +5,29 @@ import (
 	"testing"
 )
 
-// A pool gets twice its free slots of unstarted attempts; one that has plenty gets more only when
-// that has gone down, and is not looked at again at once.
+// A pool gets as many unstarted attempts as it has free slots, and up to twice that if as much ends soon; one that has plenty
+// gets more only when that has gone down, and is not looked at again at once.
 func TestCapacityOfAPool(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		free, unstarted, room int
-		rests                 bool
+		free, soon, unstarted, room int
+		rests                       bool
 	}{
-		{20, 0, 40, false},
-		{20, 35, 5, false}, // few are claimed as they come
-		{20, 40, 0, false},
-		{20, 300, 0, true},
-		{1000, 0, 2000, false},
-		{1000, 1500, 500, false},
-		{1000, 1501, 0, true},
-		{1000, 2500, 0, true},
+		{20, 0, 0, 20, false},
+		{20, 0, 15, 5, false}, // few are claimed as they come
+		{20, 0, 20, 0, false},
+		{20, 5, 20, 5, false},
+		{20, 100, 35, 5, false},
+		{20, 100, 40, 0, false},
+		{20, 100, 300, 0, true},
+		{0, 100, 0, 0, false},
+		{1000, 0, 0, 1000, false},
+		{1000, 1000, 0, 2000, false},
+		{1000, 1000, 1500, 500, false},
+		{1000, 1000, 1501, 0, true},
+		{1000, 1000, 2500, 0, true},
 	} {
-		r := withCapacity([]*Pool{{Name: "p", Workers: 1, Free: c.free, Unstarted: c.unstarted}})
+		r := withCapacity([]*Pool{{Name: "p", Workers: 1, Free: c.free, Soon: c.soon, Unstarted: c.unstarted}})
 		if got := r.Capacity(); got != c.room {
 			t.Errorf("%d unstarted for %d free slots: capacity for %d, want %d", c.unstarted, c.free, got, c.room)
 		}

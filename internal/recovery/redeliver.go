@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
@@ -64,7 +65,7 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 		return nil, err
 	}
 	rows, _ = r.Pool.Query(ctx, pools.SQL, v.OpenFrom)
-	all, err := pools.Collect(rows)
+	all, err := pools.Collect(rows, nil, time.Time{})
 	if err != nil {
 		return nil, err
 	}

@@ -157,10 +157,10 @@ func (s scene) rules() policy.Policy {
 	return policy.Policy{Limits: []policy.Limit{each}, Queues: []policy.Queue{q}}
 }
 
-// A worker with 50 free slots has room for 100.
+// A worker with 100 free slots.
 const aWorkerSQL = `
 INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
-VALUES ('bench', 'http', '{http}', '{}', 50 + $1, now(), now() + interval '1 hour')`
+VALUES ('bench', 'http', '{http}', '{}', 100 + $1, now(), now() + interval '1 hour')`
 
 // What runs has negative ids, which finishOpen leaves, and a batch that is not yet behind any claim.
 const runningSQL = `
