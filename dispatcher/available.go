@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -70,6 +71,15 @@ func (c *claimer) headroom(b *pgx.Batch, s *snapshot, keys []string) *headroom {
 		h.count(b, s.from)
 	}
 	return h
+}
+
+// overOverride reports whether a call costs more than a limit ever has while an operator's rate is in force: it waits for the
+// configured one.
+func (h *headroom) overOverride(key string, cost int64) bool {
+	return slices.ContainsFunc(h.limits, func(l policy.LockedLimit) bool {
+		_, own := l.Overrides[key]
+		return l.CountCost && l.Config != nil && !(l.PerKey && own) && cost > l.Rate().Most()
+	})
 }
 
 // counted works out what the limits allow, once their units are counted.

@@ -18,6 +18,7 @@ import (
 type batch struct {
 	chosen  []candidate
 	refused []candidate // can never be made as they are
+	aside   []int64     // cost more than a limit has while an operator's rate is in force: others of their keys go before them
 	// stuck is the call that a limit shared by all keys has no room for. Small calls do not overtake a large one, or it would
 	// wait for ever: the line behind it is blocked.
 	stuck    *held

@@ -25,7 +25,9 @@ const (
 	fullRetry    = 20 * time.Millisecond // the workers are full
 	standFor     = 250 * time.Millisecond
 	errRetry     = time.Second
-	pollLater    = time.Minute // ticks come sooner
+	pollLater    = time.Minute           // ticks come sooner
+	requeueAfter = 50 * time.Millisecond // whoever holds a call may be done with it in a moment
+	asideFor     = 10 * time.Second      // what costs too much is looked at again
 )
 
 // claimer claims calls on behalf of one dispatcher: it polls the queues, and runs the claim transaction. It is not safe for

@@ -247,7 +247,8 @@ func TestDearCallFails(t *testing.T) {
 	s.exec(`INSERT INTO call_queue (cost) VALUES (11), (8)`)
 	s.tick(d)
 	s.want(`SELECT array_agg(status ORDER BY id) = '{failed,new}' FROM call_queue`)
-	s.joined(by(7)) // what an operator has set is lower still
+	s.joined(by(7))                                  // what an operator has set is lower still
+	s.exec(`UPDATE callq.call_inbox SET at = now()`) // it was set aside
 	s.tick(d)
 	s.want(`SELECT array_agg(status ORDER BY id) = '{failed,failed}' FROM call_queue`)
 

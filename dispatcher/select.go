@@ -114,7 +114,7 @@ func (c *candidates) note(b *batch) {
 		}
 	}
 	parked := c.parked(b)
-	behind := len(again) > 0 // what has ended, or is locked, there are others
+	behind := len(again)+len(b.aside) > 0 // what has ended, is locked or set aside, there are others
 	if c.crowded {
 		left = append(left, c.empty...)
 		behind = behind || len(b.chosen)+len(b.refused)+len(parked)+len(c.empty) > 0
@@ -122,7 +122,8 @@ func (c *candidates) note(b *batch) {
 	b.more = b.more || b.stuck == nil && behind
 	backlog.Park(&b.writes, c.queue.Name, c.now, parked)
 	backlog.Consume(&b.writes, c.queue.Name, left, c.crowded)
-	backlog.Requeue(&b.writes, again)
+	backlog.Requeue(&b.writes, again, requeueAfter)
+	backlog.Requeue(&b.writes, b.aside, asideFor)
 	served := c.queue.Served
 	switch {
 	case len(b.chosen) > 0:
@@ -224,6 +225,10 @@ func (c *candidates) next(b *batch, key string) *flow {
 			if i, exceeds := c.head.Exceeds(key, call.Cost); exceeds && call.Refusal == nil {
 				l := c.head.limits[i]
 				call.Refusal = new(fmt.Sprintf("cost %d is over limit %s, which allows %s", call.Cost, l.Name, l.Rate()))
+			}
+			if call.Refusal == nil && c.head.overOverride(key, call.Cost) {
+				b.aside = append(b.aside, call.ID)
+				continue
 			}
 			if call.Refusal == nil {
 				break

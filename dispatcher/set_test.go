@@ -3,6 +3,7 @@ package dispatcher_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -219,5 +220,35 @@ func TestPauseEnds(t *testing.T) {
 	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "queue", Name: "nothing"}); !errors.Is(err, ledger.ErrUnknown) {
 		t.Errorf("pause: %v, want ErrUnknown", err)
+	}
+}
+
+// A call that costs more than a limit has since an operator set it waits for the configured rate. Others of its key go on.
+func TestTooDearHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	for _, perKey := range []bool{false, true} {
+		t.Run(fmt.Sprintf("per key %v", perKey), func(t *testing.T) {
+			t.Parallel()
+			s := newSystem(t)
+			s.alive(100)
+			l := sliding("api", 100, time.Hour)
+			l.CountCost, l.PerKey = true, perKey
+			r := rules(l)
+			s.publish(r)
+			s.set(10, time.Hour)
+			s.exec(`INSERT INTO call_queue (key, cost) VALUES ('a', 50), ('a', 1), ('a', 1), ('a', 50), ('b', 11), ('b', 2)`)
+			s.once(r)
+			s.want(`SELECT array_agg(id ORDER BY id) = '{2,3,6}' FROM call_queue WHERE status = 'dispatched'`)
+			s.want(`SELECT array_agg(id ORDER BY id) = '{1,4,5}' FROM callq.call_backlog`)
+			s.once(r)
+			s.want(`SELECT count(*) = 3 FROM callq.call_open`)
+
+			if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
+				t.Fatal(err)
+			}
+			s.exec(`UPDATE callq.call_inbox SET at = now()`) // a while later
+			s.once(r)
+			s.want(`SELECT sum(cost) > 50 FROM callq.call_open`)
+		})
 	}
 }

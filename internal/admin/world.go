@@ -262,7 +262,7 @@ func (o *outlook) addSlots(slots []slotsOf, taken []takenSlots, seconds map[stri
 			}
 		}
 		slices.SortFunc(world.Frees, func(a, b forecast.Free) int { return cmp.Compare(a.At, b.At) })
-		world.State.Units, world.Room = float64(s.Slots), float64(max(0, s.Slots-running))
+		world.Units, world.Room = float64(s.Slots), float64(max(0, s.Slots-running))
 		full := running >= s.Slots
 		for i, q := range o.queues {
 			if q.Label != s.Label {

@@ -197,17 +197,17 @@ LEFT JOIN LATERAL (
 ) q ON true
 ORDER BY e.ask, e.seq, e.place`
 
-// Requeue puts calls back into the inbox that still wait, but could not be locked or are not due after all.
-func Requeue(b *pgx.Batch, ids []int64) {
+// Requeue puts calls back into the inbox that still wait, but cannot be claimed now. They are found again after a while.
+func Requeue(b *pgx.Batch, ids []int64, after time.Duration) {
 	if len(ids) > 0 {
-		b.Queue(requeueSQL, ids)
+		b.Queue(requeueSQL, ids, after)
 	}
 }
 
-// Whoever holds a call may be done with it in a moment. The clock may have been set back since the call was due.
+// The clock may have been set back since a call was due.
 const requeueSQL = `
 INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + interval '50 milliseconds'),
+SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + $2::interval),
     coalesce(task, 'http'), coalesce(key, ''), callq.priority(priority), 1, ARRAY[id]
 FROM public.call_queue
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`

@@ -115,7 +115,7 @@ func (q *queue) claim(most int64) (claimed []int64) {
 		}
 		writes.Queue(`UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = ANY($1)`, ids)
 		backlog.Consume(&writes, q.name, walked, false)
-		backlog.Requeue(&writes, again)
+		backlog.Requeue(&writes, again, 50*time.Millisecond)
 		claimed = ids
 		return tx.SendBatch(ctx, &writes).Close()
 	})
