@@ -77,8 +77,10 @@ func (c *claimer) headroom(b *pgx.Batch, s *snapshot, keys []string) *headroom {
 // configured one.
 func (h *headroom) overOverride(key string, cost int64) bool {
 	return slices.ContainsFunc(h.limits, func(l policy.LockedLimit) bool {
-		_, own := l.Overrides[key]
-		return l.CountCost && l.Config != nil && !(l.PerKey && own) && cost > l.Rate().Most()
+		if _, own := l.Overrides[key]; own && l.PerKey {
+			return false
+		}
+		return l.CountCost && l.Config != nil && cost > l.Rate().Most()
 	})
 }
 

@@ -126,12 +126,13 @@ END $$;
 
 -- Who may only insert writes no id of its own making: one that comes next would be taken for others.
 -- +goose StatementBegin
-CREATE FUNCTION callq.refuse_id(id bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.refuse_id(id bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT has_table_privilege(session_user, 'public.call_queue', 'UPDATE') THEN
         RAISE EXCEPTION 'the id % is none that Postgres gave', id
             USING ERRCODE = 'insufficient_privilege', HINT = 'Nothing was written. Leave id out, or DEFAULT.';
     END IF;
+    RETURN false;
 END $$;
 -- +goose StatementEnd
 
@@ -155,12 +156,10 @@ DECLARE
     counted    bigint; -- of the first 500 calls
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
+    last_id    bigint; -- that Postgres gave
 BEGIN
     IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    IF pg_sequence_last_value('public.call_queue_id_seq') < (SELECT max(id) FROM inserted) THEN
-        PERFORM callq.refuse_id((SELECT max(id) FROM inserted));
     END IF;
     IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('callq.call_wake_seq')) < 80 IS NOT TRUE THEN
         PERFORM callq.wake();
@@ -170,14 +169,16 @@ BEGIN
     SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
         callq.priority(priority), 1, ARRAY[id]
     FROM inserted
-    WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
+    WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE
+      AND id <= pg_sequence_last_value('public.call_queue_id_seq') AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
       AND CASE WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
           OR max_attempts > 1000 THEN callq.refuse_call(queue, task, key, max_attempts) ELSE true END;
     IF FOUND THEN
         RETURN NULL;
     END IF;
+    last_id := coalesce(pg_sequence_last_value('public.call_queue_id_seq'), 0);
     PERFORM FROM inserted
-    WHERE CASE
+    WHERE id > last_id AND callq.refuse_id(id) OR CASE
         WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
             OR max_attempts > 1000 THEN callq.refuse_call(queue, task, key, max_attempts)
         WHEN status = 'new' THEN attempts > 0 AND callq.mends() OR queue = '' OR task = ''
