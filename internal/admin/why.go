@@ -33,11 +33,12 @@ type Reason struct {
 
 // circumstances decide when a call is made.
 type circumstances struct {
-	call   *callqueue.Record
-	now    time.Time // Postgres's clock
-	open   *openRow  // its open attempt; nil: it has none
-	pauses []Pause   // of its queue, and of its key in the queue's limits; a limit's own pause is part of its state
-	limits []Limit   // of the queue, as this call's key sees them
+	call    *callqueue.Record
+	now     time.Time // Postgres's clock
+	open    *openRow  // its open attempt; nil: it has none
+	pauses  []Pause   // of its queue, and of its key in the queue's limits; a limit's own pause is part of its state
+	limits  []Limit   // of the queue, as this call's key sees them
+	unknown bool      // it waits, and no flow names it
 	surroundings
 	reasons []Reason
 }
@@ -76,6 +77,7 @@ func Explain(ctx context.Context, pool Pool, call *callqueue.Record) (Why, error
 		}
 		c.pauses = list[Pause](r, "read pauses", callPausesSQL, call.Key, call.Queue, c.Limits)
 		c.limits = r.limits(c.Limits, &call.Key)
+		c.unknown = c.waits() && one[struct{ Found bool }](r, "look for the call's flow", inFlowSQL, call.ID) == nil && r.err == nil
 		c.explain()
 		return Why{call.ID, call.Queue, call.Task, call.Key, call.Status, call.Running, c.reasons, c.foresight(r), r.needs(call)}
 	})
@@ -83,12 +85,12 @@ func Explain(ctx context.Context, pool Pool, call *callqueue.Record) (Why, error
 
 // foresight is when the call is made, unless something holds it up and nobody knows for how long.
 func (c *circumstances) foresight(r *reader) (f Foresight) {
-	if c.call.Status != callqueue.StatusNew && c.call.Status != callqueue.StatusError {
+	if !c.waits() {
 		f.Because = c.reasons[0].Text
 		return f
 	}
 	f = r.foresee(c.call)
-	endless := []string{"paused", "refused", "too_dear", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "expired"}
+	endless := []string{"paused", "refused", "too_dear", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "no_flow", "expired"}
 	for _, reason := range c.reasons {
 		if reason.Until == nil && slices.Contains(endless, reason.Code) {
 			f.StartsAt, f.Because = nil, "unknown: "+reason.Text
@@ -97,6 +99,25 @@ func (c *circumstances) foresight(r *reader) (f Foresight) {
 	}
 	return f
 }
+
+func (c *circumstances) waits() bool {
+	return c.call.Status == callqueue.StatusNew || c.call.Status == callqueue.StatusError
+}
+
+// A call that no flow and no row of the inbox names is never claimed.
+const inFlowSQL = `
+SELECT true AS found
+FROM public.call_queue q
+CROSS JOIN LATERAL (
+    SELECT coalesce(q.queue, 'default') AS queue, coalesce(q.key, '') AS key, callq.priority(q.priority) AS priority, coalesce(q.task, 'http') AS task
+) c
+WHERE q.id = $1 AND (
+    EXISTS (
+        SELECT FROM callq.call_flows l
+        JOIN callq.call_segments s ON s.queue = l.queue AND s.key = l.key AND s.priority = l.priority AND s.task = l.task AND s.seq >= l.head
+        WHERE l.queue = c.queue AND l.key = c.key AND l.priority = c.priority AND l.task = c.task
+          AND array_position(s.ids, q.id) > CASE s.seq WHEN l.head THEN l.consumed ELSE 0 END)
+    OR EXISTS (SELECT FROM callq.call_inbox n WHERE n.queue = c.queue AND q.id = ANY (n.ids)))`
 
 const openSQL = `
 SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
@@ -208,6 +229,9 @@ func (c *circumstances) explainWaiting() {
 		c.add("no_worker", nil, "%s: run `callq serve`, `callq work` or your own worker", nobody(c.call.Task, c.On))
 	case c.Running >= c.Slots:
 		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", c.Running, c.Slots)
+	}
+	if c.unknown {
+		c.add("no_flow", nil, "no flow names it: it was written while callq's triggers were off. Run `callq maintain sweep`")
 	}
 	if c.Dispatchers == 0 {
 		c.add("no_dispatcher", nil, "no dispatcher is alive: nothing is claimed until one runs (callq serve, callq dispatch)")

@@ -30,6 +30,7 @@ func TestReasons(t *testing.T) {
 			"not_due: not due until 2026-11-21 10:00:00Z; the last time: not sent: handed back for another worker",
 		}},
 		{"a retry that is due", func(c *circumstances) { c.call.Status = callqueue.StatusError }, []string{"next: "}},
+		{"no flow names it", func(c *circumstances) { c.unknown = true }, []string{"no_flow: written while callq's triggers were off"}},
 		{"expired", func(c *circumstances) { c.call.ExpiresAt = &before }, []string{"expired: it expired 1m0s ago"}},
 		{"a queue that nobody has", func(c *circumstances) { c.Configured = false }, []string{"no_queue: queue pay"}},
 		{"outside its hours", func(c *circumstances) { c.Hours = "Mon-Fri 09:00-18:00 Europe/Berlin" }, []string{

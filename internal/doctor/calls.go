@@ -200,11 +200,10 @@ FROM (
 ) q
 WHERE n > 0`
 
-// Waiting calls that cost more than a limit has in all since an operator set it: they wait for the configuration's rate, and hold up
-// their keys.
+// Waiting calls that cost more than a limit has in all since an operator set it: they wait for the configuration's rate.
 const tooDearSQL = `
 SELECT 'problem' AS level,
-    format('%s waiting calls cost more than limit %s has in all since an operator set it, and hold up their keys: %s', n, left(name, 160), ids) AS what,
+    format('%s waiting calls cost more than limit %s has in all since an operator set it: %s', n, left(name, 160), ids) AS what,
     format('callq limits reset %s, or callq calls cancel %s', left(name, 160), replace(ids, ',', '')) AS fix
 FROM (
     SELECT l.name, count(*) AS n, array_to_string((array_agg(q.id ORDER BY q.id))[:10], ', ') AS ids

@@ -74,7 +74,7 @@ CROSS JOIN LATERAL (SELECT CASE
 WHERE detail IS NOT NULL
 ORDER BY call_id`
 
-// callsSQL leaves out attempts of former calls with the same id, which are numbered from 0 down. When an operator retries a
+// callsSQL leaves out attempts of former calls with the same id, which are numbered from 0 down, and were claimed before this one was created. When an operator retries a
 // call, its first retried_after attempts stop counting: last is the last attempt that counts, if any.
 const callsSQL = `
 WITH known AS (
@@ -96,6 +96,9 @@ FROM (
         CASE WHEN q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts THEN
             format('the call counts %s attempts, and %s are known', q.attempts, coalesce(k.n, 0))
                 || coalesce(' (' || k.first || ' to ' || k.last || ')', '')
+        WHEN EXISTS (SELECT FROM public.call_attempts f WHERE f.call_id = q.id AND f.attempt < 1 AND f.claimed_at > q.created_at)
+            AND NOT EXISTS (SELECT FROM callq.call_clock_gains WHERE by < '0') THEN
+            'an attempt of it is numbered as one of a former call: its attempts were set back by hand, and it was made again'
         END,
         CASE WHEN q.failed_count <> coalesce(k.failed, 0) THEN
             format('failed_count is %s, and %s attempts failed', q.failed_count, coalesce(k.failed, 0))
@@ -125,8 +128,10 @@ ORDER BY 2`
 // brokenStatus allows what needs no attempt: a waiting call may expire or be impossible to make, and an import may insert
 // ended calls.
 const brokenStatus = `CASE
-WHEN q.status NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
+WHEN coalesce(q.status, '') NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
     format('the call is "%s", which is no status', q.status)
+WHEN q.status IN ('done', 'failed', 'cancelled') AND q.unique_key IS NOT NULL THEN
+    format('the call is %s, and holds its unique key: no other can have that', q.status)
 WHEN q.status = 'done' AND k.done IS NOT TRUE THEN 'the call is done, and no attempt is'
 WHEN q.status = 'dispatched' AND o.call_id IS NULL THEN 'the call is dispatched, and no attempt is open'
 WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN

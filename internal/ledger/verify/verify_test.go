@@ -173,6 +173,9 @@ func TestVerifyFindsForgeries(t *testing.T) {
 		{"retried, and failures of before counted", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 5`, []string{failed}},
 		{"retried when it was done", `UPDATE call_queue SET status = 'new', retried_after = attempts WHERE id = 1`, nil},
 		{"done by an attempt before it was retried", `UPDATE call_queue SET retried_after = attempts WHERE id = 1`, []string{status}},
+		{"ended, with its unique key", `ALTER TABLE call_queue DISABLE TRIGGER USER; UPDATE call_queue SET unique_key = 'u' WHERE id = 1`, []string{status}},
+		{"no status at all", `ALTER TABLE call_queue ALTER status DROP NOT NULL; UPDATE call_queue SET status = NULL WHERE id = 1`, []string{status}},
+		{"made again by hand", `UPDATE call_attempts SET attempt = 0 WHERE call_id = 1 AND attempt = 1; UPDATE call_queue SET created_at = created_at - interval '1 h' WHERE id = 1; INSERT INTO call_attempts SELECT (jsonb_populate_record(a, '{"attempt": 1}')).* FROM call_attempts a WHERE call_id = 1`, []string{gaps, usage}},
 		{"retried after an attempt that it did not have", `UPDATE call_queue SET status = 'new', retried_after = attempts + 1 WHERE id = 4`, []string{retried}},
 	}
 	pool := history(t)
