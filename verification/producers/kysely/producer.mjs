@@ -1,7 +1,7 @@
 // A producer with Kysely.
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
-import { Kysely, PostgresDialect, sql } from 'kysely'
+import { Kysely, PostgresDialect } from 'kysely'
 import pg from 'pg'
 
 const db = new Kysely({ dialect: new PostgresDialect({ pool: new pg.Pool({ connectionString: process.env.DATABASE_URL }) }) })
@@ -42,8 +42,7 @@ const steps = {
     const ids = await db.transaction().execute(async (tx) => {
       const ids = []
       for (const path of ['/upsert/1', '/upsert/2']) {
-        await tx.insertInto('call_queue').values(call(path, 'up-1')).onConflict((conflict) => conflict
-          .expression(sql`coalesce(queue, 'default'), unique_key`).where('unique_key', 'is not', null).doNothing()).execute()
+        await tx.insertInto('call_queue').values(call(path, 'up-1')).onConflict((conflict) => conflict.doNothing()).execute()
         const { id } = await tx.selectFrom('call_queue').select('id')
           .where('queue', '=', 'payments').where('unique_key', '=', 'up-1').executeTakeFirstOrThrow()
         ids.push(id)

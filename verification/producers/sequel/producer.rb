@@ -23,9 +23,6 @@ def call(path, unique_key = nil)
   { queue: "payments", key: "acct_42", unique_key: unique_key, call_data: data(path) }
 end
 
-# The index in which a unique_key is unique.
-UNFINISHED = { target: [Sequel.lit("coalesce(queue, 'default')"), :unique_key], conflict_where: Sequel.lit("unique_key IS NOT NULL") }.freeze
-
 STEPS = {
   "version" => -> { { version: Sequel.version } },
 
@@ -52,7 +49,7 @@ STEPS = {
   "upsert" => lambda do
     ids = DB.transaction do
       ["/upsert/1", "/upsert/2"].map do |path|
-        CALLS.insert_conflict(UNFINISHED).insert(call(path, "up-1"))
+        CALLS.insert_conflict.insert(call(path, "up-1"))
         CALLS.where(queue: "payments", unique_key: "up-1").get(:id)
       end
     end

@@ -18,13 +18,13 @@ const settable = {
   uniqueKey: { type: DataTypes.TEXT, field: 'unique_key' },
   maxAttempts: { type: DataTypes.INTEGER, field: 'max_attempts' },
 }
-const Call = sequelize.define('Call', settable, { tableName: 'call_queue', timestamps: false })
-Call.removeAttribute('id') // it would be named in each INSERT
-const returning = ['id']
+const id = { type: DataTypes.BIGINT, primaryKey: true, autoIncrement: true }
+const Call = sequelize.define('Call', { id, ...settable }, { tableName: 'call_queue', timestamps: false })
+const returning = ['id'] // else it reads the whole row back, call_data too, which a producer may not
 
 // Calls to read, with what became of them.
 const MadeCall = sequelize.define('MadeCall', {
-  id: { type: DataTypes.BIGINT, primaryKey: true },
+  id,
   ...settable,
   status: DataTypes.TEXT,
   attempts: DataTypes.INTEGER,
@@ -45,12 +45,12 @@ const steps = {
 
   async create() {
     const made = await Call.create(call('/create', 'order-4711'), { returning })
-    return { id: made.get('id') }
+    return { id: made.id }
   },
 
   async bulk() {
     const made = await Call.bulkCreate(Array.from({ length: 1000 }, (_, i) => call(`/bulk/${i}`)), { returning })
-    return { ids: made.map((row) => row.get('id')) }
+    return { ids: made.map((row) => row.id) }
   },
 
   async transaction() {
@@ -73,7 +73,7 @@ const steps = {
       const ids = []
       for (const path of ['/upsert/1', '/upsert/2']) {
         await Call.bulkCreate([call(path, 'up-1')], { ignoreDuplicates: true, returning: false, transaction })
-        const { id } = await MadeCall.findOne({
+        const { id } = await Call.findOne({
           attributes: ['id'], where: { queue: 'payments', uniqueKey: 'up-1' }, transaction })
         ids.push(id)
       }

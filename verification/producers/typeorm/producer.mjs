@@ -4,8 +4,8 @@ import { readFileSync } from 'node:fs'
 import 'reflect-metadata'
 import { DataSource, EntitySchema } from 'typeorm'
 
-// What a producer may set. No column has a default, so that callq's hold. insert: false keeps id out of an INSERT.
-const id = { type: 'bigint', primary: true, generated: 'identity', insert: false }
+// What a producer may set. No column has a default, so that callq's hold.
+const id = { type: 'bigint', primary: true, generated: true }
 const settable = {
   queue: { type: 'text', nullable: true },
   task: { type: 'text', nullable: true },
