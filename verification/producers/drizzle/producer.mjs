@@ -4,40 +4,8 @@ import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import { and, desc, eq, TransactionRollbackError } from 'drizzle-orm'
 import { drizzle } from 'drizzle-orm/node-postgres'
-import { bigint, integer, jsonb, pgTable, pgView, smallint, text, timestamp } from 'drizzle-orm/pg-core'
 import pg from 'pg'
-
-// What a producer may set. No column has a default, so that callq's hold.
-const settable = () => ({
-  queue: text(),
-  task: text(),
-  key: text(),
-  callData: jsonb('call_data'),
-  cost: bigint({ mode: 'number' }),
-  priority: smallint(),
-  runAt: timestamp('run_at', { withTimezone: true, mode: 'string' }),
-  expiresAt: timestamp('expires_at', { withTimezone: true, mode: 'string' }),
-  uniqueKey: text('unique_key'),
-  maxAttempts: integer('max_attempts'),
-})
-export const calls = pgTable('call_queue', {
-  id: bigint({ mode: 'number' }).primaryKey().generatedAlwaysAsIdentity(),
-  ...settable(),
-})
-
-// Calls to read, with what became of them. A view is never written to.
-const made = pgView('call_queue', {
-  id: bigint({ mode: 'number' }),
-  ...settable(),
-  status: text(),
-  attempts: integer(),
-}).existing()
-const attempts = pgView('call_attempts', {
-  callId: bigint('call_id', { mode: 'number' }),
-  attempt: integer(),
-  outcome: text(),
-  result: jsonb(),
-}).existing()
+import { attempts, calls, made } from './calls.mjs'
 
 const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL })
 const db = drizzle(pool)
@@ -111,7 +79,8 @@ const steps = {
   // What `drizzle-kit push` would run with drizzle.config.js. Without a terminal it runs nothing.
   diff() {
     const { stdout } = spawnSync('npx', ['--no-install', 'drizzle-kit', 'push', '--strict', '--verbose'], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'inherit'] })
-    const tables = [...stdout.matchAll(/(?:DROP|CREATE|ALTER) TABLE "(\w+)"/g)].map((found) => found[1])
+    const tables = [...stdout.matchAll(/(?:DROP|CREATE|ALTER) (?:TABLE|SEQUENCE) "([\w".]+)"/g)].map((found) => found[1])
+    if (tables.length === 0 && !stdout.includes('No changes detected')) throw new Error(stdout)
     return { tables: [...new Set(tables)].sort() }
   },
 }
