@@ -66,6 +66,10 @@ func try(ctx context.Context, p producer, callq string, postgres *postgresAddres
 	makeCtx, cancel := context.WithTimeout(ctx, makeWithin)
 	defer cancel()
 	program, err := p.make(makeCtx, folder, temp)
+	if missing, ok := errors.AsType[*missingError](err); ok {
+		r.missing = missing
+		return r
+	}
 	if err != nil {
 		r.steps = append(r.steps, stepResult{name: "create", err: fmt.Errorf("make its program: %w", err)})
 		return r
