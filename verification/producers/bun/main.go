@@ -58,9 +58,11 @@ type Attempt struct {
 	Result        json.RawMessage `bun:"type:jsonb"`
 }
 
+var api = os.Getenv("API_URL")
+
 func call(path, uniqueKey string) *Call {
 	return &Call{Queue: "payments", Key: "acct_42", UniqueKey: uniqueKey, CallData: Data{
-		Method: "POST", URL: os.Getenv("API_URL") + path, JSON: map[string]int{"order": 4711},
+		Method: "POST", URL: api + path, JSON: map[string]int{"order": 4711},
 	}}
 }
 
@@ -81,7 +83,9 @@ func main() {
 func step(ctx context.Context, db *bun.DB, args []string) (any, error) {
 	switch args[0] {
 	case "create":
-		c := call("/create", "order-4711")
+		c := &Call{Queue: "payments", Key: "acct_42", UniqueKey: "order-4711", CallData: Data{
+			Method: "POST", URL: api + "/create", JSON: map[string]int{"order": 4711},
+		}}
 		_, err := db.NewInsert().Model(c).Exec(ctx)
 		return map[string]any{"id": c.ID}, err
 

@@ -86,7 +86,8 @@ $connection->getConfiguration()->setSchemaAssetsFilter(
     fn ($asset) => !preg_match('/^(callq\.|call_queue|call_attempts)/', is_string($asset) ? $asset : $asset->getName()));
 $manager = $entities();
 
-$data = fn (string $path) => ['method' => 'POST', 'url' => getenv('API_URL') . $path, 'json' => ['order' => 4711]];
+$api = getenv('API_URL');
+$data = fn (string $path) => ['method' => 'POST', 'url' => $api . $path, 'json' => ['order' => 4711]];
 $call = function (string $path, ?string $uniqueKey = null) use ($data): Call {
     $call = new Call();
     $call->queue = 'payments';
@@ -99,8 +100,12 @@ $call = function (string $path, ?string $uniqueKey = null) use ($data): Call {
 $steps = [
     'version' => fn () => ['version' => Doctrine\ORM\Version::VERSION],
 
-    'create' => function () use ($manager, $call) {
-        $made = $call('/create', 'order-4711');
+    'create' => function () use ($manager, $api) {
+        $made = new Call();
+        $made->queue = 'payments';
+        $made->key = 'acct_42';
+        $made->uniqueKey = 'order-4711';
+        $made->callData = ['method' => 'POST', 'url' => "$api/create", 'json' => ['order' => 4711]];
         $manager->persist($made);
         $manager->flush();
         return ['id' => $made->id];

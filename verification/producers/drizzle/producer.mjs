@@ -10,7 +10,8 @@ import { attempts, calls, made } from './calls.mjs'
 const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL })
 const db = drizzle(pool)
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, uniqueKey) => ({ queue: 'payments', key: 'acct_42', uniqueKey, callData: data(path) })
 const returned = { id: calls.id }
 
@@ -18,7 +19,10 @@ const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/drizzle-orm/package.json')).version }),
 
   async create() {
-    const [{ id }] = await db.insert(calls).values(call('/create', 'order-4711')).returning(returned)
+    const [{ id }] = await db.insert(calls).values({
+      queue: 'payments', key: 'acct_42', uniqueKey: 'order-4711',
+      callData: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }).returning({ id: calls.id })
     return { id }
   },
 

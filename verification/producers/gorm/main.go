@@ -59,9 +59,11 @@ type Attempt struct {
 
 func (Attempt) TableName() string { return "call_attempts" }
 
+var api = os.Getenv("API_URL")
+
 func call(path, uniqueKey string) *Call {
 	return &Call{Queue: "payments", Key: "acct_42", UniqueKey: uniqueKey, CallData: Data{
-		Method: "POST", URL: os.Getenv("API_URL") + path, JSON: map[string]int{"order": 4711},
+		Method: "POST", URL: api + path, JSON: map[string]int{"order": 4711},
 	}}
 }
 
@@ -82,7 +84,9 @@ func main() {
 func step(db *gorm.DB, args []string) (any, error) {
 	switch args[0] {
 	case "create":
-		c := call("/create", "order-4711")
+		c := &Call{Queue: "payments", Key: "acct_42", UniqueKey: "order-4711", CallData: Data{
+			Method: "POST", URL: api + "/create", JSON: map[string]int{"order": 4711},
+		}}
 		err := db.Create(c).Error
 		return map[string]any{"id": c.ID}, err
 

@@ -5,14 +5,18 @@ import knex from 'knex'
 
 const db = knex({ client: 'pg', connection: process.env.DATABASE_URL })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, unique_key) => ({ queue: 'payments', key: 'acct_42', unique_key, call_data: data(path) })
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/knex/package.json')).version }),
 
   async create() {
-    const [{ id }] = await db('call_queue').insert(call('/create', 'order-4711'), 'id')
+    const [{ id }] = await db('call_queue').insert({
+      queue: 'payments', key: 'acct_42', unique_key: 'order-4711',
+      call_data: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }, 'id')
     return { id }
   },
 

@@ -6,14 +6,18 @@ import pg from 'pg'
 
 const db = new Kysely({ dialect: new PostgresDialect({ pool: new pg.Pool({ connectionString: process.env.DATABASE_URL }) }) })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, unique_key) => ({ queue: 'payments', key: 'acct_42', unique_key, call_data: data(path) })
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/kysely/package.json')).version }),
 
   async create() {
-    const { id } = await db.insertInto('call_queue').values(call('/create', 'order-4711')).returning('id').executeTakeFirstOrThrow()
+    const { id } = await db.insertInto('call_queue').values({
+      queue: 'payments', key: 'acct_42', unique_key: 'order-4711',
+      call_data: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }).returning('id').executeTakeFirstOrThrow()
     return { id }
   },
 

@@ -9,14 +9,18 @@ const prisma = new PrismaClient({
   omit: { call: { callData: true } },
 })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, uniqueKey) => ({ queue: 'payments', key: 'acct_42', uniqueKey, callData: data(path) })
 
 const steps = {
   version: () => ({ version: Prisma.prismaVersion.client }),
 
   async create() {
-    const { id } = await prisma.call.create({ data: call('/create', 'order-4711') })
+    const { id } = await prisma.call.create({ data: {
+      queue: 'payments', key: 'acct_42', uniqueKey: 'order-4711',
+      callData: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    } })
     return { id }
   },
 

@@ -15,8 +15,10 @@ end
 class Attempt < Sequel::Model(:call_attempts)
 end
 
+API = ENV.fetch("API_URL")
+
 def data(path)
-  Sequel.pg_jsonb({ method: "POST", url: ENV.fetch("API_URL") + path, json: { order: 4711 } })
+  Sequel.pg_jsonb({ method: "POST", url: API + path, json: { order: 4711 } })
 end
 
 def call(path, unique_key = nil)
@@ -26,7 +28,11 @@ end
 STEPS = {
   "version" => -> { { version: Sequel.version } },
 
-  "create" => -> { { id: CALLS.insert(call("/create", "order-4711")) } },
+  "create" => lambda do
+    id = CALLS.insert(queue: "payments", key: "acct_42", unique_key: "order-4711", call_data: Sequel.pg_jsonb(
+      { method: "POST", url: API + "/create", json: { order: 4711 } }))
+    { id: id }
+  end,
 
   "bulk" => lambda do
     { ids: CALLS.returning(:id).multi_insert(1000.times.map { |i| call("/bulk/#{i}") }, return: :primary_key) }

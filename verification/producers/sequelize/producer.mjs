@@ -37,14 +37,18 @@ const Attempt = sequelize.define('Attempt', {
 }, { tableName: 'call_attempts', timestamps: false })
 MadeCall.hasMany(Attempt, { as: 'results', foreignKey: 'callId' })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, uniqueKey) => ({ queue: 'payments', key: 'acct_42', uniqueKey, callData: data(path) })
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/sequelize/package.json')).version }),
 
   async create() {
-    const made = await Call.create(call('/create', 'order-4711'), { returning })
+    const made = await Call.create({
+      queue: 'payments', key: 'acct_42', uniqueKey: 'order-4711',
+      callData: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }, { returning })
     return { id: made.id }
   },
 

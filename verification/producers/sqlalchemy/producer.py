@@ -44,8 +44,11 @@ class Attempt(Base):
     result = Column(JSONB)
 
 
+api = os.environ["API_URL"]
+
+
 def data(path):
-    return {"method": "POST", "url": os.environ["API_URL"] + path, "json": {"order": 4711}}
+    return {"method": "POST", "url": api + path, "json": {"order": 4711}}
 
 
 def call(path, unique_key=None):
@@ -54,7 +57,8 @@ def call(path, unique_key=None):
 
 def create():
     with Session(engine) as session:
-        made = call("/create", "order-4711")
+        made = Call(queue="payments", key="acct_42", unique_key="order-4711", call_data={
+            "method": "POST", "url": api + "/create", "json": {"order": 4711}})
         session.add(made)
         session.commit()
         return {"id": made.id}
