@@ -44,6 +44,7 @@ func producers() []producer {
 		{"sequelize", false, nodeScript},
 		{"knex", false, nodeScript},
 		{"kysely", false, nodeScript},
+		{"mikroorm", false, nodeScript},
 		{"pgx", false, goProgram},
 		{"bun", false, goProgram},
 		{"sequel", false, debianScript("ruby", "producer.rb")},
