@@ -97,19 +97,11 @@ apis: deps ## the same with 1,000 calls each: prints how many were refused, and 
 	@$(SERVED)
 	$(E2E) -timeout 40m -parallel 4 -run 'TestAPIs' -figures 2 $(ARGS)
 
-# The packages of ORMs in Debian, as verification/producers/*/apt name them, and interpreters. Node.js may bring npm, or not.
-PRODUCED_BY = apt-get install -y -q --no-install-recommends $(sort $(shell cat $(1))) >/dev/null
-PRODUCED = [ "$$(id -u)" != 0 ] || { $(PRODUCED_BY) || { apt-get update -q >/dev/null; $(PRODUCED_BY); }; } && \
-	{ command -v npm >/dev/null || apt-get install -y -q --no-install-recommends nodejs npm >/dev/null; }
-PRODUCERS := verification/producers
-SHORT_PRODUCERS := $(addprefix $(PRODUCERS)/,activerecord/apt django/apt sqlalchemy/apt)
-
+# The ORMs' packages are npm's, Go's and, as verification/producers/*/apt name them, Debian's. One that cannot be had is left out.
 producers: deps ## ORMs and drivers write calls as callq_producer: nothing is made twice, lost or blocked. ARGS="-only gorm,django" for some. As root
-	@$(call PRODUCED,$(wildcard $(PRODUCERS)/*/apt))
 	$(SERVERS) go run ./producers $(ARGS)
 
 producers-short: deps ## the same with those that CI runs
-	@$(call PRODUCED,$(SHORT_PRODUCERS))
 	$(SERVERS) go run ./producers -short $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root

@@ -5,7 +5,8 @@
 // Each gets a database of its own, a login in callq_producer, and a `callq serve` towards a local API. Each folder
 // holds the smallest program of one ORM: it takes DATABASE_URL, API_URL and the name of a step, and prints a line of
 // JSON. What became of the step is judged from the tables and from what the API saw: no call is made twice, lost or
-// blocked. It prints a table, and exits with 1 if a step is not as it should be.
+// blocked. It prints a table, and exits with 1 if a step is not as it should be. An ORM whose packages cannot be had is
+// left out, which is said. Two must run.
 package main
 
 import (
@@ -43,6 +44,7 @@ func producers() []producer {
 		{"sequelize", false, nodeScript},
 		{"knex", false, nodeScript},
 		{"kysely", false, nodeScript},
+		{"mikroorm", false, nodeScript},
 		{"pgx", false, goProgram},
 		{"bun", false, goProgram},
 		{"sequel", false, debianScript("ruby", "producer.rb")},
@@ -104,12 +106,15 @@ func run(ctx context.Context, out io.Writer, chosen []producer) (err error) {
 	}
 	defer postgres.close()
 
-	failed := false
+	failed, ran := false, 0
 	var results []result
 	for _, p := range chosen {
 		r := try(ctx, p, callq, postgres, temp)
 		for _, s := range r.steps {
 			failed = failed || s.err != nil
+		}
+		if r.missing == nil {
+			ran++
 		}
 		results = append(results, r)
 		fmt.Fprintf(os.Stderr, "%s: %s\n", p.name, r.summary())
@@ -126,13 +131,20 @@ func run(ctx context.Context, out io.Writer, chosen []producer) (err error) {
 	if failed {
 		return errFailed
 	}
+	if ran < min(fewest, len(chosen)) {
+		return fmt.Errorf("%d of %d ran, which are too few: the packages of the others cannot be had", ran, len(chosen))
+	}
 	return nil
 }
+
+// fewest are how many have to run.
+const fewest = 2
 
 // result is what became of one producer.
 type result struct {
 	name, version string
 	steps         []stepResult
+	missing       error // its packages cannot be had: no step was run
 }
 
 // stepResult is what became of one step.
@@ -143,6 +155,9 @@ type stepResult struct {
 }
 
 func (r *result) summary() string {
+	if r.missing != nil {
+		return "NOT RUN: " + r.missing.Error()
+	}
 	var bad []string
 	for _, s := range r.steps {
 		if s.err != nil {
@@ -164,6 +179,9 @@ func printTable(out io.Writer, results []result) error {
 	}
 	fmt.Fprintln(w, strings.Join(append(header, "at the end"), "\t"))
 	for _, r := range results {
+		if r.missing != nil {
+			continue
+		}
 		cells := []string{r.name, r.version}
 		for _, name := range append(stepNames(), atTheEnd) {
 			cell := ""
@@ -183,6 +201,9 @@ func printTable(out io.Writer, results []result) error {
 		return err
 	}
 	for _, r := range results {
+		if r.missing != nil {
+			fmt.Fprintf(out, "%s: %s\n", r.name, r.summary())
+		}
 		for _, s := range r.steps {
 			if s.err != nil {
 				fmt.Fprintf(out, "%s, %s: %v\n", r.name, s.name, s.err)

@@ -26,6 +26,12 @@ type program struct {
 // maker builds or installs a producer's program. folder holds its source, temp is for what it builds.
 type maker func(ctx context.Context, folder, temp string) (program, error)
 
+// missingError is returned by a maker that could not have a package of the producer: that is no fault of callq's.
+type missingError struct{ err error }
+
+func (e *missingError) Error() string { return "cannot be had: " + e.err.Error() }
+func (e *missingError) Unwrap() error { return e.err }
+
 // How long building or installing a program may take, and each of its steps.
 const (
 	makeWithin = 10 * time.Minute
@@ -35,11 +41,11 @@ const (
 // goProgram builds a program that has a go.mod of its own.
 func goProgram(ctx context.Context, folder, temp string) (program, error) {
 	binary := filepath.Join(temp, filepath.Base(folder))
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, ".")
-	cmd.Dir = folder
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return program{}, fmt.Errorf("go build: %w\n%s", err, out)
+	if err := runIn(ctx, folder, "env", "GOWORK=off", "GOFLAGS=", "go", "mod", "download"); err != nil {
+		return program{}, &missingError{err}
+	}
+	if err := runIn(ctx, folder, "env", "GOWORK=off", "GOFLAGS=", "go", "build", "-o", binary, "."); err != nil {
+		return program{}, err
 	}
 	return program{dir: folder, command: []string{binary}}, nil
 }
@@ -47,7 +53,14 @@ func goProgram(ctx context.Context, folder, temp string) (program, error) {
 // debianScript runs a script whose packages the folder's file apt names. They are installed for Debian's own
 // interpreter: another one may come first in PATH.
 func debianScript(interpreter, script string) maker {
-	return func(_ context.Context, folder, _ string) (program, error) {
+	return func(ctx context.Context, folder, _ string) (program, error) {
+		packages, err := os.ReadFile(filepath.Join(folder, "apt"))
+		if err != nil {
+			return program{}, err
+		}
+		if err := installDebian(ctx, strings.Fields(string(packages))...); err != nil {
+			return program{}, err
+		}
 		path := filepath.Join("/usr/bin", interpreter)
 		if _, err := os.Stat(path); err != nil {
 			return program{}, err
@@ -56,12 +69,40 @@ func debianScript(interpreter, script string) maker {
 	}
 }
 
+// installDebian has apt-get install packages, unless they are there. Only root may.
+func installDebian(ctx context.Context, packages ...string) error {
+	var missing []string
+	for _, name := range packages {
+		status, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output()
+		if err != nil || string(status) != "installed" {
+			missing = append(missing, name)
+		}
+	}
+	if missing == nil {
+		return nil
+	}
+	install := append([]string{"apt-get", "install", "-y", "-q", "--no-install-recommends"}, missing...)
+	if err := runIn(ctx, "/", install...); err == nil {
+		return nil
+	}
+	_ = runIn(ctx, "/", "apt-get", "update", "-q") // the lists may be old, or none; what is wrong with them, install tells
+	if err := runIn(ctx, "/", install...); err != nil {
+		return &missingError{err}
+	}
+	return nil
+}
+
 // nodeScript runs producer.mjs where npm has installed the packages of package.json, and has run its script build if it has
 // one: in the user's cache, so that the repository stays as it is.
 func nodeScript(ctx context.Context, folder, _ string) (program, error) {
 	packages, err := os.ReadFile(filepath.Join(folder, "package.json"))
 	if err != nil {
 		return program{}, err
+	}
+	if _, err := exec.LookPath("npm"); err != nil { // Node.js may bring it, or not
+		if err := installDebian(ctx, "nodejs", "npm"); err != nil {
+			return program{}, err
+		}
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -101,7 +142,7 @@ func installPackages(ctx context.Context, folder, dir string) error {
 		return nil
 	}
 	if err := runIn(ctx, dir, "npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"); err != nil {
-		return err
+		return &missingError{err}
 	}
 	return os.WriteFile(whole, nil, 0o600)
 }
@@ -110,7 +151,7 @@ func runIn(ctx context.Context, dir string, command ...string) error {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, out)
+		return fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, lastLines(string(out)))
 	}
 	return nil
 }

@@ -14,12 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// judgeDiff makes a diff fail that would touch more than mostForeign tables which are not the program's. An ORM sees every
-// table of its schema, so it depends on how many of callq's are there.
-const (
-	judgeDiff   = false
-	mostForeign = 2
-)
+// How many tables a diff may touch: those that users see, call_queue and call_attempts. None of the schema callq.
+const mostForeign = 2
 
 // How long calls may take to end, and for how long nothing more may come after that: two ticks.
 const (
@@ -70,6 +66,10 @@ func try(ctx context.Context, p producer, callq string, postgres *postgresAddres
 	makeCtx, cancel := context.WithTimeout(ctx, makeWithin)
 	defer cancel()
 	program, err := p.make(makeCtx, folder, temp)
+	if missing, ok := errors.AsType[*missingError](err); ok {
+		r.missing = missing
+		return r
+	}
 	if err != nil {
 		r.steps = append(r.steps, stepResult{name: "create", err: fmt.Errorf("make its program: %w", err)})
 		return r
@@ -364,7 +364,7 @@ func diff(ctx context.Context, w *world, p program) (string, error) {
 	if a.Skip != "" {
 		return "-", nil
 	}
-	if judgeDiff && len(a.Tables) > mostForeign {
+	if len(a.Tables) > mostForeign {
 		return "", fmt.Errorf("it would touch %s", strings.Join(a.Tables, ", "))
 	}
 	if len(a.Tables) == 0 {

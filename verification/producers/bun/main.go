@@ -20,7 +20,7 @@ import (
 // Call is what a producer may set: of what is zero, callq's default holds.
 type Call struct {
 	bun.BaseModel `bun:"table:call_queue"`
-	ID            int64     `bun:",pk,nullzero"`
+	ID            int64     `bun:",pk,autoincrement"`
 	Queue         string    `bun:",nullzero"`
 	Task          string    `bun:",nullzero"`
 	Key           string    `bun:",nullzero"`
@@ -58,15 +58,12 @@ type Attempt struct {
 	Result        json.RawMessage `bun:"type:jsonb"`
 }
 
+var api = os.Getenv("API_URL")
+
 func call(path, uniqueKey string) *Call {
 	return &Call{Queue: "payments", Key: "acct_42", UniqueKey: uniqueKey, CallData: Data{
-		Method: "POST", URL: os.Getenv("API_URL") + path, JSON: map[string]int{"order": 4711},
+		Method: "POST", URL: api + path, JSON: map[string]int{"order": 4711},
 	}}
-}
-
-// insert names no id: a producer may not write it.
-func insert(db bun.IDB, calls any) *bun.InsertQuery {
-	return db.NewInsert().Model(calls).ExcludeColumn("id")
 }
 
 func main() {
@@ -86,8 +83,10 @@ func main() {
 func step(ctx context.Context, db *bun.DB, args []string) (any, error) {
 	switch args[0] {
 	case "create":
-		c := call("/create", "order-4711")
-		_, err := insert(db, c).Returning("id").Exec(ctx)
+		c := &Call{Queue: "payments", Key: "acct_42", UniqueKey: "order-4711", CallData: Data{
+			Method: "POST", URL: api + "/create", JSON: map[string]int{"order": 4711},
+		}}
+		_, err := db.NewInsert().Model(c).Exec(ctx)
 		return map[string]any{"id": c.ID}, err
 
 	case "bulk":
@@ -95,13 +94,13 @@ func step(ctx context.Context, db *bun.DB, args []string) (any, error) {
 		for i := range calls {
 			calls[i] = call(fmt.Sprintf("/bulk/%d", i), "")
 		}
-		_, err := insert(db, &calls).Returning("id").Exec(ctx)
+		_, err := db.NewInsert().Model(&calls).Exec(ctx)
 		return map[string]any{"ids": ids(calls)}, err
 
 	case "transaction":
 		insertWith := func(path string, and error) error {
 			return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
-				_, err := insert(tx, call(path, "")).Returning("id").Exec(ctx)
+				_, err := tx.NewInsert().Model(call(path, "")).Exec(ctx)
 				return errors.Join(err, and)
 			})
 		}
@@ -116,15 +115,14 @@ func step(ctx context.Context, db *bun.DB, args []string) (any, error) {
 
 	case "duplicates":
 		calls := []*Call{call("/duplicates/1", "dup-1"), call("/duplicates/2", "dup-1"), call("/duplicates/3", "dup-2")}
-		_, err := insert(db, &calls).Ignore().Returning("NULL").Exec(ctx) // with ids it would shorten calls
+		_, err := db.NewInsert().Model(&calls).Ignore().Returning("NULL").Exec(ctx) // with ids it would shorten calls
 		return struct{}{}, err
 
 	case "upsert":
 		calls := []*Call{call("/upsert/1", "up-1"), call("/upsert/2", "up-1")}
 		err := db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
 			for _, c := range calls {
-				_, err := insert(tx, c).On("CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING").
-					Returning("NULL").Exec(ctx)
+				_, err := tx.NewInsert().Model(c).Ignore().Returning("NULL").Exec(ctx)
 				if err != nil {
 					return err
 				}

@@ -41,18 +41,27 @@ my $url  = URI->new($ENV{DATABASE_URL} =~ s/^postgresql/http/r);
 my ($user, $password) = split /:/, $url->userinfo;
 my $schema = Shop::Schema->connect('dbi:Pg:dbname=' . substr($url->path, 1) . ';host=' . $url->host . ';port=' . $url->port,
     $user, $password, { PrintError => 0, quote_names => 1 });
+my $api   = $ENV{API_URL};
 my $calls = $schema->resultset('Call');
 
 sub call {
     my ($path, $unique_key) = @_;
-    my $data = { method => 'POST', url => $ENV{API_URL} . $path, json => { order => 4711 } };
+    my $data = { method => 'POST', url => $api . $path, json => { order => 4711 } };
     return { queue => 'payments', key => 'acct_42', unique_key => $unique_key, call_data => $json->encode($data) };
 }
 
 my %steps = (
     version => sub { { version => $DBIx::Class::VERSION } },
 
-    create => sub { { id => $calls->create(call('/create', 'order-4711'))->id } },
+    create => sub {
+        my $made = $calls->create({
+            queue      => 'payments',
+            key        => 'acct_42',
+            unique_key => 'order-4711',
+            call_data  => $json->encode({ method => 'POST', url => "$api/create", json => { order => 4711 } }),
+        });
+        { id => $made->id };
+    },
 
     bulk => sub { $calls->populate([map { call("/bulk/$_") } 0 .. 999]); {} },
 

@@ -72,8 +72,11 @@ class Attempt(models.Model):
         app_label = "shop"
 
 
+api = os.environ["API_URL"]
+
+
 def data(path):
-    return {"method": "POST", "url": os.environ["API_URL"] + path, "json": {"order": 4711}}
+    return {"method": "POST", "url": api + path, "json": {"order": 4711}}
 
 
 def call(path, unique_key=None):
@@ -81,7 +84,8 @@ def call(path, unique_key=None):
 
 
 def create():
-    made = Call.objects.create(queue="payments", key="acct_42", unique_key="order-4711", call_data=data("/create"))
+    made = Call.objects.create(queue="payments", key="acct_42", unique_key="order-4711", call_data={
+        "method": "POST", "url": api + "/create", "json": {"order": 4711}})
     return {"id": made.id}
 
 

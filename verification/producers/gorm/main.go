@@ -17,18 +17,18 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// Call is what a producer may set. Pointers, since a nil is callq's default and a zero is not.
+// Call is what a producer may set. An empty string or a nil is callq's default. A zero is not: hence pointers.
 type Call struct {
-	ID          int64 `gorm:"<-:false"`
+	ID          int64
 	Queue       string
-	Task        *string
-	Key         *string
+	Task        string
+	Key         string
 	CallData    Data `gorm:"serializer:json"`
 	Cost        *int64
 	Priority    *int16
 	RunAt       *time.Time
 	ExpiresAt   *time.Time
-	UniqueKey   *string
+	UniqueKey   string
 	MaxAttempts *int32
 }
 
@@ -59,21 +59,12 @@ type Attempt struct {
 
 func (Attempt) TableName() string { return "call_attempts" }
 
-// unfinished names the index in which a unique_key is unique.
-var unfinished = clause.OnConflict{
-	Columns:     []clause.Column{{Name: "coalesce(queue, 'default')", Raw: true}, {Name: "unique_key"}},
-	TargetWhere: clause.Where{Exprs: []clause.Expression{clause.Expr{SQL: "unique_key IS NOT NULL"}}},
-	DoNothing:   true,
-}
+var api = os.Getenv("API_URL")
 
 func call(path, uniqueKey string) *Call {
-	c := &Call{Queue: "payments", Key: new("acct_42"), CallData: Data{
-		Method: "POST", URL: os.Getenv("API_URL") + path, JSON: map[string]int{"order": 4711},
+	return &Call{Queue: "payments", Key: "acct_42", UniqueKey: uniqueKey, CallData: Data{
+		Method: "POST", URL: api + path, JSON: map[string]int{"order": 4711},
 	}}
-	if uniqueKey != "" {
-		c.UniqueKey = &uniqueKey
-	}
-	return c
 }
 
 func main() {
@@ -93,7 +84,9 @@ func main() {
 func step(db *gorm.DB, args []string) (any, error) {
 	switch args[0] {
 	case "create":
-		c := call("/create", "order-4711")
+		c := &Call{Queue: "payments", Key: "acct_42", UniqueKey: "order-4711", CallData: Data{
+			Method: "POST", URL: api + "/create", JSON: map[string]int{"order": 4711},
+		}}
 		err := db.Create(c).Error
 		return map[string]any{"id": c.ID}, err
 
@@ -124,21 +117,14 @@ func step(db *gorm.DB, args []string) (any, error) {
 
 	case "duplicates":
 		calls := []*Call{call("/duplicates/1", "dup-1"), call("/duplicates/2", "dup-1"), call("/duplicates/3", "dup-2")}
-		err := db.Transaction(func(tx *gorm.DB) error {
-			for _, c := range calls { // one by one: else GORM gives the skipped one another's id
-				if err := tx.Clauses(clause.OnConflict{DoNothing: true}).Create(c).Error; err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		err := db.Clauses(clause.OnConflict{DoNothing: true}).Create(calls).Error
 		return map[string]any{"ids": ids(calls)}, err
 
 	case "upsert":
 		calls := []*Call{call("/upsert/1", "up-1"), call("/upsert/2", "up-1")}
 		err := db.Transaction(func(tx *gorm.DB) error {
 			for _, c := range calls {
-				err := tx.Clauses(unfinished).Create(c).Error
+				err := tx.Clauses(clause.OnConflict{DoNothing: true}).Create(c).Error
 				if err == nil && c.ID == 0 { // it is asked for already
 					err = tx.Select("id").Where(&Call{Queue: c.Queue, UniqueKey: c.UniqueKey}).Take(c).Error
 				}

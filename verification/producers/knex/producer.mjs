@@ -5,17 +5,18 @@ import knex from 'knex'
 
 const db = knex({ client: 'pg', connection: process.env.DATABASE_URL })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, unique_key) => ({ queue: 'payments', key: 'acct_42', unique_key, call_data: data(path) })
-
-// The index in which a unique_key is unique.
-const unfinished = db.raw("(coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL")
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/knex/package.json')).version }),
 
   async create() {
-    const [{ id }] = await db('call_queue').insert(call('/create', 'order-4711'), 'id')
+    const [{ id }] = await db('call_queue').insert({
+      queue: 'payments', key: 'acct_42', unique_key: 'order-4711',
+      call_data: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }, 'id')
     return { id }
   },
 
@@ -43,7 +44,7 @@ const steps = {
     const ids = await db.transaction(async (tx) => {
       const ids = []
       for (const path of ['/upsert/1', '/upsert/2']) {
-        await tx('call_queue').insert(call(path, 'up-1')).onConflict(unfinished).ignore()
+        await tx('call_queue').insert(call(path, 'up-1')).onConflict().ignore()
         const { id } = await tx('call_queue').first('id').where({ queue: 'payments', unique_key: 'up-1' })
         ids.push(id)
       }

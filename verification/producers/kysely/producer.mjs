@@ -1,19 +1,23 @@
 // A producer with Kysely.
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
-import { Kysely, PostgresDialect, sql } from 'kysely'
+import { Kysely, PostgresDialect } from 'kysely'
 import pg from 'pg'
 
 const db = new Kysely({ dialect: new PostgresDialect({ pool: new pg.Pool({ connectionString: process.env.DATABASE_URL }) }) })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, unique_key) => ({ queue: 'payments', key: 'acct_42', unique_key, call_data: data(path) })
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/kysely/package.json')).version }),
 
   async create() {
-    const { id } = await db.insertInto('call_queue').values(call('/create', 'order-4711')).returning('id').executeTakeFirstOrThrow()
+    const { id } = await db.insertInto('call_queue').values({
+      queue: 'payments', key: 'acct_42', unique_key: 'order-4711',
+      call_data: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }).returning('id').executeTakeFirstOrThrow()
     return { id }
   },
 
@@ -42,8 +46,7 @@ const steps = {
     const ids = await db.transaction().execute(async (tx) => {
       const ids = []
       for (const path of ['/upsert/1', '/upsert/2']) {
-        await tx.insertInto('call_queue').values(call(path, 'up-1')).onConflict((conflict) => conflict
-          .expression(sql`coalesce(queue, 'default'), unique_key`).where('unique_key', 'is not', null).doNothing()).execute()
+        await tx.insertInto('call_queue').values(call(path, 'up-1')).onConflict((conflict) => conflict.doNothing()).execute()
         const { id } = await tx.selectFrom('call_queue').select('id')
           .where('queue', '=', 'payments').where('unique_key', '=', 'up-1').executeTakeFirstOrThrow()
         ids.push(id)

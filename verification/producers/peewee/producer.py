@@ -54,8 +54,11 @@ class Attempt(Model):
         primary_key = peewee.CompositeKey("call", "attempt")
 
 
+api = os.environ["API_URL"]
+
+
 def data(path):
-    return {"method": "POST", "url": os.environ["API_URL"] + path, "json": {"order": 4711}}
+    return {"method": "POST", "url": api + path, "json": {"order": 4711}}
 
 
 def call(path, unique_key=None):
@@ -63,7 +66,9 @@ def call(path, unique_key=None):
 
 
 def create():
-    return {"id": Call.create(**call("/create", "order-4711")).id}
+    made = Call.create(queue="payments", key="acct_42", unique_key="order-4711", call_data={
+        "method": "POST", "url": api + "/create", "json": {"order": 4711}})
+    return {"id": made.id}
 
 
 def bulk():

@@ -21,8 +21,10 @@ type Data struct {
 	JSON   any    `json:"json,omitempty"`
 }
 
+var api = os.Getenv("API_URL")
+
 func data(path string) Data {
-	return Data{Method: "POST", URL: os.Getenv("API_URL") + path, JSON: map[string]int{"order": 4711}}
+	return Data{Method: "POST", URL: api + path, JSON: map[string]int{"order": 4711}}
 }
 
 const (
@@ -51,7 +53,8 @@ func step(ctx context.Context, conn *pgx.Conn, args []string) (any, error) {
 	switch args[0] {
 	case "create":
 		var id int64
-		err := conn.QueryRow(ctx, insertSQL, "order-4711", data("/create")).Scan(&id)
+		err := conn.QueryRow(ctx, `INSERT INTO call_queue (queue, key, unique_key, call_data) VALUES ($1, $2, $3, $4) RETURNING id`,
+			"payments", "acct_42", "order-4711", Data{Method: "POST", URL: api + "/create", JSON: map[string]int{"order": 4711}}).Scan(&id)
 		return map[string]any{"id": id}, err
 
 	case "bulk":

@@ -33,8 +33,11 @@ db.bind("postgres", os.environ["DATABASE_URL"])
 db.generate_mapping(check_tables=False)
 
 
+api = os.environ["API_URL"]
+
+
 def data(path):
-    return {"method": "POST", "url": os.environ["API_URL"] + path, "json": {"order": 4711}}
+    return {"method": "POST", "url": api + path, "json": {"order": 4711}}
 
 
 def call(path, unique_key=None):
@@ -43,7 +46,8 @@ def call(path, unique_key=None):
 
 @db_session
 def create():
-    made = call("/create", "order-4711")
+    made = Call(queue="payments", key="acct_42", unique_key="order-4711", call_data={
+        "method": "POST", "url": api + "/create", "json": {"order": 4711}})
     flush()
     return {"id": made.id}
 

@@ -15,21 +15,24 @@ end
 class Attempt < Sequel::Model(:call_attempts)
 end
 
+API = ENV.fetch("API_URL")
+
 def data(path)
-  Sequel.pg_jsonb({ method: "POST", url: ENV.fetch("API_URL") + path, json: { order: 4711 } })
+  Sequel.pg_jsonb({ method: "POST", url: API + path, json: { order: 4711 } })
 end
 
 def call(path, unique_key = nil)
   { queue: "payments", key: "acct_42", unique_key: unique_key, call_data: data(path) }
 end
 
-# The index in which a unique_key is unique.
-UNFINISHED = { target: [Sequel.lit("coalesce(queue, 'default')"), :unique_key], conflict_where: Sequel.lit("unique_key IS NOT NULL") }.freeze
-
 STEPS = {
   "version" => -> { { version: Sequel.version } },
 
-  "create" => -> { { id: CALLS.insert(call("/create", "order-4711")) } },
+  "create" => lambda do
+    id = CALLS.insert(queue: "payments", key: "acct_42", unique_key: "order-4711", call_data: Sequel.pg_jsonb(
+      { method: "POST", url: API + "/create", json: { order: 4711 } }))
+    { id: id }
+  end,
 
   "bulk" => lambda do
     { ids: CALLS.returning(:id).multi_insert(1000.times.map { |i| call("/bulk/#{i}") }, return: :primary_key) }
@@ -52,7 +55,7 @@ STEPS = {
   "upsert" => lambda do
     ids = DB.transaction do
       ["/upsert/1", "/upsert/2"].map do |path|
-        CALLS.insert_conflict(UNFINISHED).insert(call(path, "up-1"))
+        CALLS.insert_conflict.insert(call(path, "up-1"))
         CALLS.where(queue: "payments", unique_key: "up-1").get(:id)
       end
     end

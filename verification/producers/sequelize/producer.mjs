@@ -18,13 +18,13 @@ const settable = {
   uniqueKey: { type: DataTypes.TEXT, field: 'unique_key' },
   maxAttempts: { type: DataTypes.INTEGER, field: 'max_attempts' },
 }
-const Call = sequelize.define('Call', settable, { tableName: 'call_queue', timestamps: false })
-Call.removeAttribute('id') // it would be named in each INSERT
-const returning = ['id']
+const id = { type: DataTypes.BIGINT, primaryKey: true, autoIncrement: true }
+const Call = sequelize.define('Call', { id, ...settable }, { tableName: 'call_queue', timestamps: false })
+const returning = ['id'] // else it reads the whole row back, call_data too, which a producer may not
 
 // Calls to read, with what became of them.
 const MadeCall = sequelize.define('MadeCall', {
-  id: { type: DataTypes.BIGINT, primaryKey: true },
+  id,
   ...settable,
   status: DataTypes.TEXT,
   attempts: DataTypes.INTEGER,
@@ -37,20 +37,24 @@ const Attempt = sequelize.define('Attempt', {
 }, { tableName: 'call_attempts', timestamps: false })
 MadeCall.hasMany(Attempt, { as: 'results', foreignKey: 'callId' })
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, uniqueKey) => ({ queue: 'payments', key: 'acct_42', uniqueKey, callData: data(path) })
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/sequelize/package.json')).version }),
 
   async create() {
-    const made = await Call.create(call('/create', 'order-4711'), { returning })
-    return { id: made.get('id') }
+    const made = await Call.create({
+      queue: 'payments', key: 'acct_42', uniqueKey: 'order-4711',
+      callData: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    }, { returning })
+    return { id: made.id }
   },
 
   async bulk() {
     const made = await Call.bulkCreate(Array.from({ length: 1000 }, (_, i) => call(`/bulk/${i}`)), { returning })
-    return { ids: made.map((row) => row.get('id')) }
+    return { ids: made.map((row) => row.id) }
   },
 
   async transaction() {
@@ -73,7 +77,7 @@ const steps = {
       const ids = []
       for (const path of ['/upsert/1', '/upsert/2']) {
         await Call.bulkCreate([call(path, 'up-1')], { ignoreDuplicates: true, returning: false, transaction })
-        const { id } = await MadeCall.findOne({
+        const { id } = await Call.findOne({
           attributes: ['id'], where: { queue: 'payments', uniqueKey: 'up-1' }, transaction })
         ids.push(id)
       }

@@ -4,8 +4,8 @@ import { readFileSync } from 'node:fs'
 import 'reflect-metadata'
 import { DataSource, EntitySchema } from 'typeorm'
 
-// What a producer may set. No column has a default, so that callq's hold. insert: false keeps id out of an INSERT.
-const id = { type: 'bigint', primary: true, generated: 'identity', insert: false }
+// What a producer may set. No column has a default, so that callq's hold.
+const id = { type: 'bigint', primary: true, generated: true }
 const settable = {
   queue: { type: 'text', nullable: true },
   task: { type: 'text', nullable: true },
@@ -42,14 +42,18 @@ const source = await new DataSource({
 }).initialize()
 const calls = source.getRepository(Call)
 
-const data = (path) => ({ method: 'POST', url: process.env.API_URL + path, json: { order: 4711 } })
+const api = process.env.API_URL
+const data = (path) => ({ method: 'POST', url: api + path, json: { order: 4711 } })
 const call = (path, uniqueKey) => ({ queue: 'payments', key: 'acct_42', uniqueKey, callData: data(path) })
 
 const steps = {
   version: () => ({ version: JSON.parse(readFileSync('node_modules/typeorm/package.json')).version }),
 
   async create() {
-    const { id } = await calls.save(calls.create(call('/create', 'order-4711')))
+    const { id } = await calls.save({
+      queue: 'payments', key: 'acct_42', uniqueKey: 'order-4711',
+      callData: { method: 'POST', url: api + '/create', json: { order: 4711 } },
+    })
     return { id }
   },
 
