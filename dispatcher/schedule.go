@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/maintenance"
@@ -27,6 +28,9 @@ func (s *Schedule) check() error {
 	s.Retention = cmp.Or(s.Retention, "0 4 * * *")
 	s.Vacuum = cmp.Or(s.Vacuum, "30 4 * * 0")
 	for _, spec := range s.specs() {
+		if strings.Contains(spec, "TZ=") && !strings.Contains(spec, " ") { // cron would panic
+			return fmt.Errorf("schedule %q: it has a time zone, and no times", spec)
+		}
 		if _, err := cron.ParseStandard(spec); err != nil {
 			return fmt.Errorf("schedule %q: %w", spec, err)
 		}

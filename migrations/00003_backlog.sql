@@ -18,6 +18,9 @@ CREATE TABLE callq.call_inbox (
     all_keys boolean     NOT NULL DEFAULT false -- without calls: neither key nor any after it may be blocked any longer
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
+-- It has no key. A publication of all tables refuses to delete from a table of which it cannot name the row.
+ALTER TABLE callq.call_inbox REPLICA IDENTITY FULL;
+
 -- To compress ids takes longer than to write them as they are.
 ALTER TABLE callq.call_inbox ALTER COLUMN ids SET STORAGE EXTERNAL;
 

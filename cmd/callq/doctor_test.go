@@ -226,6 +226,12 @@ func TestDoctor(t *testing.T) {
 		{"a clock ahead", exitFindings, []harmed{
 			{later("7 seconds"), "clocks", doctor.Problem, "ahead of this machine's", "NTP"},
 		}},
+		{"a login without INFO", exitDone, []harmed{
+			{func(w *world) {
+				must(w.t, w.redisClient().Do(w.t.Context(), "ACL", "SETUSER", "noinfo", "on", ">pw", "~*", "&*", "+@all", "-info").Err())
+				w.redis = strings.Replace(w.redis, "://", "://noinfo:pw@", 1)
+			}, "redis version", doctor.Note, "does not tell its version", "refused INFO"},
+		}},
 		{"Redis", exitFindings, []harmed{
 			{func(w *world) { w.configureRedis("maxmemory-policy", "allkeys-lru") }, "redis eviction", doctor.Problem, "allkeys-lru", "CONFIG SET maxmemory-policy noeviction"},
 		}},

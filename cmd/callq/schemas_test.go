@@ -24,9 +24,9 @@ func (w world) elsewhere() world {
 // Two callqs share a database. Neither sees, makes, counts, wakes or removes anything of the other.
 func TestTwoCallqsInOneDatabase(t *testing.T) {
 	t.Parallel()
-	const calls = 60
+	const calls = 600
 	first, _ := newWorld(t).withRedis()
-	first.config = atAnyPort + "limits: {api: {rate: 50/1s}}\nqueues: {default: {limits: [api]}}\n"
+	first.config = atAnyPort + "limits: {api: {rate: 300/1s}}\nqueues: {default: {limits: [api]}}\n"
 	second := first.elsewhere()
 	both := []world{first, second}
 	var requests [2]atomic.Int64

@@ -35,6 +35,7 @@ type Units struct {
 // cluster, shard by shard.
 func (u Units) key(shard int64) string {
 	group, rest, found := strings.Cut(u.Name, "/")
+	group, rest = escaped.Replace(group), escaped.Replace(rest)
 	if found {
 		rest = "/" + rest
 	}
@@ -42,10 +43,13 @@ func (u Units) key(shard int64) string {
 		group += "#" + strconv.FormatInt(shard, 10)
 	}
 	if u.Rule.PerKey {
-		rest += ":k:" + u.Key
+		rest += ":k:" + escaped.Replace(u.Key)
 	}
 	return "callq:budget:{" + group + "}" + rest
 }
+
+// escaped takes out of names and keys what the names in Redis are built with: else that of key a's log would be that of key "a:log".
+var escaped = strings.NewReplacer("%", "%25", ":", "%3A", "#", "%23", "{", "%7B", "}", "%7D")
 
 // Promised is the key of a hash in Redis: what the budget owes to attempts (see needs), which have not drawn it yet. A field is the
 // owner of a draw, a value begins with units.
