@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // alarm tells stepLoop to poll.
@@ -48,10 +50,31 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, channel 
 	}
 	a.notify(true) // for what was said while nobody listened
 	for {
-		notification, err := conn.WaitForNotification(ctx)
-		if err != nil {
+		notification, err := waitOrAsk(ctx, conn)
+		switch {
+		case err != nil:
 			return true, fmt.Errorf("wait for notifications: %w", err)
+		case notification != nil:
+			a.notify(notification.Payload == callqueue.WakeFreed)
 		}
-		a.notify(notification.Payload == callqueue.WakeFreed)
 	}
+}
+
+// askEvery and askWithin bound for how long a connection may be dead unseen. Its TCP may swallow all that is said, and nothing tells.
+const (
+	askEvery  = 8 * time.Second
+	askWithin = 4 * time.Second
+)
+
+// waitOrAsk waits for a notification. When none has come for a while, it asks Postgres for an answer, and returns nil.
+func waitOrAsk(ctx context.Context, conn *pgx.Conn) (*pgconn.Notification, error) {
+	waiting, cancel := context.WithTimeout(ctx, askEvery)
+	defer cancel()
+	notification, err := conn.WaitForNotification(waiting)
+	if err == nil || ctx.Err() != nil || !errors.Is(waiting.Err(), context.DeadlineExceeded) {
+		return notification, err
+	}
+	asking, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	return nil, conn.Ping(asking)
 }

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -85,8 +86,8 @@ type Broker struct {
 	DB     DB // says which queues of Redis belong to this database
 	client redis.UniversalClient
 	log    *slog.Logger
-	id     int64 // of the database, whose queues are its own; several callqs may share a Redis. 0: not asked for yet
-	away   bool  // Redis did not take what was last delivered
+	id     string // of the database, whose queues are its own; several callqs may share a Redis. "": not asked for yet
+	away   bool   // Redis did not take what was last delivered
 }
 
 // DB runs statements.
@@ -101,28 +102,34 @@ func New(client redis.UniversalClient, db DB, log *slog.Logger) *Broker {
 
 // Open learns which queues are the database's, if that is not known yet.
 func (b *Broker) Open(ctx context.Context) error {
-	if b.id != 0 {
+	if b.id != "" {
 		return nil
 	}
-	if err := b.DB.QueryRow(ctx, databaseSQL, rand.Int64N(1<<40)).Scan(&b.id); err != nil {
+	var drawn, oid, server int64
+	if err := b.DB.QueryRow(ctx, databaseSQL, rand.Int64N(1<<40)).Scan(&drawn, &oid, &server); err != nil {
 		return fmt.Errorf("read the database's id: %w", err)
 	}
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%d %d %d", drawn, oid, server)
+	b.id = strconv.FormatUint(h.Sum64(), 36)
 	return nil
 }
 
-// The id is drawn once, by whoever asks first, and stays with the data.
+// A number is drawn once, by whoever asks first, and stays with the data. A copy of the data has it, too, and so may the number of its
+// database, but hardly both and the server's.
 const databaseSQL = `
 INSERT INTO callq.call_meta (name, position) VALUES ('database', $1)
 ON CONFLICT (name) DO UPDATE SET position = call_meta.position
-RETURNING position`
+RETURNING position, (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
+    (SELECT system_identifier FROM pg_control_system())`
 
 // Queue is the name of a pool's Asynq queue.
 func (b *Broker) Queue(pool string) string { return b.prefix() + pool }
 
 func (b *Broker) prefix() string { return prefix + b.Database() + ":" }
 
-// Database is the id of the database, which no other has but a copy of it.
-func (b *Broker) Database() string { return strconv.FormatInt(b.id, 36) }
+// Database is the id of the database, which no other has, nor a copy of it, but that of a whole server's files.
+func (b *Broker) Database() string { return b.id }
 
 // What Asynq calls what it keeps in Redis: its queues, and the parts of each. A test goes red where an upgrade changes that.
 const queuesKey = "asynq:queues"

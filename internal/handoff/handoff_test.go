@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/internal/handoff"
@@ -235,5 +236,35 @@ func TestSendWithoutRedis(t *testing.T) {
 	}
 	if ids, err := broker.Pending(t.Context(), "a"); err == nil {
 		t.Errorf("pending %v without an error", ids)
+	}
+}
+
+// A copy of a database, such as staging made from production, has queues of its own in the Redis that both use.
+func TestCopiesShareARedis(t *testing.T) {
+	t.Parallel()
+	original, client := pgtest.New(t), redistest.New(t)
+	ids := map[string]bool{}
+	opened := func(db *pgxpool.Pool) string {
+		broker := handoff.New(client, db, slog.New(slog.DiscardHandler))
+		if err := broker.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ids[broker.Database()] = true
+		return broker.Queue("a")
+	}
+	queue := opened(original)
+	if again := opened(original); again != queue {
+		t.Errorf("once its queue is %s, then %s", queue, again)
+	}
+	copied := pgtest.New(t)
+	var drawn int64
+	if err := original.QueryRow(t.Context(), `SELECT position FROM callq.call_meta WHERE name = 'database'`).Scan(&drawn); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := copied.Exec(t.Context(), `INSERT INTO callq.call_meta (name, position) VALUES ('database', $1)`, drawn); err != nil {
+		t.Fatal(err)
+	}
+	if opened(copied) == queue || len(ids) != 2 {
+		t.Errorf("the copy's queue is %s too", queue)
 	}
 }
