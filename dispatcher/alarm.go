@@ -17,6 +17,9 @@ import (
 type alarm struct {
 	notified chan struct{} // there may be something to claim
 	freed    atomic.Bool   // units came free: what is blocked no longer holds
+	// For how long its connection may be silent before it is asked for an answer, and for how long that may take. Its TCP may be dead
+	// and swallow all that is said, and nothing tells.
+	askEvery, askWithin time.Duration
 }
 
 // notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
@@ -50,7 +53,7 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, channel 
 	}
 	a.notify(true) // for what was said while nobody listened
 	for {
-		notification, err := waitOrAsk(ctx, conn)
+		notification, err := a.waitOrAsk(ctx, conn)
 		switch {
 		case err != nil:
 			return true, fmt.Errorf("wait for notifications: %w", err)
@@ -60,21 +63,15 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, channel 
 	}
 }
 
-// askEvery and askWithin bound for how long a connection may be dead unseen. Its TCP may swallow all that is said, and nothing tells.
-const (
-	askEvery  = 8 * time.Second
-	askWithin = 4 * time.Second
-)
-
 // waitOrAsk waits for a notification. When none has come for a while, it asks Postgres for an answer, and returns nil.
-func waitOrAsk(ctx context.Context, conn *pgx.Conn) (*pgconn.Notification, error) {
-	waiting, cancel := context.WithTimeout(ctx, askEvery)
+func (a *alarm) waitOrAsk(ctx context.Context, conn *pgx.Conn) (*pgconn.Notification, error) {
+	waiting, cancel := context.WithTimeout(ctx, a.askEvery)
 	defer cancel()
 	notification, err := conn.WaitForNotification(waiting)
 	if err == nil || ctx.Err() != nil || !errors.Is(waiting.Err(), context.DeadlineExceeded) {
 		return notification, err
 	}
-	asking, cancel := context.WithTimeout(ctx, askWithin)
+	asking, cancel := context.WithTimeout(ctx, a.askWithin)
 	defer cancel()
 	return nil, conn.Ping(asking)
 }

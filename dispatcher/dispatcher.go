@@ -111,7 +111,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		cfg.Random = rand.Int64N
 	}
 	d := &Dispatcher{
-		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: &alarm{notified: make(chan struct{}, 1)},
+		cfg: cfg, metrics: newMetrics(cfg.Metrics), member: policy.NewMember(), alarm: &alarm{notified: make(chan struct{}, 1), askEvery: 8 * time.Second, askWithin: 4 * time.Second},
 		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.New(cfg.Redis, cfg.db, cfg.Logger),
 	}
 	d.current.Store(&initial)

@@ -1,0 +1,83 @@
+package dispatcher
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/callq/callq/internal/pgtest"
+)
+
+// A connection that is dead though nothing says so, since whatever stands between swallows all, is noticed, and replaced by one that
+// hears again.
+func TestListenNoticesADeadConnection(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	config := pool.Config().ConnConfig.Copy()
+	network, address := pgconn.NetworkAddress(config.Host, config.Port)
+	var swallowed, listens atomic.Int32
+	config.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		server, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		ours, theirs := net.Pipe()
+		go func() {
+			defer theirs.Close()
+			_, _ = io.Copy(server, theirs)
+		}()
+		go func() {
+			defer server.Close()
+			for buffer := make([]byte, 4096); ; {
+				n, err := server.Read(buffer)
+				if err != nil {
+					return
+				}
+				if strings.Contains(string(buffer[:n]), "LISTEN") && listens.Add(1) == 1 { // dead, once it listens
+					_, _ = theirs.Write(buffer[:n])
+					for n, err = 1, nil; err == nil; n, err = server.Read(buffer) {
+						swallowed.Add(int32(n))
+					}
+					return
+				}
+				_, _ = theirs.Write(buffer[:n])
+			}
+		}()
+		return ours, nil
+	}
+	a := &alarm{notified: make(chan struct{}, 1), askEvery: 50 * time.Millisecond, askWithin: time.Second}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); a.listen(ctx, config, "callq_wake", slog.New(slog.DiscardHandler)) }()
+	defer func() { stop(); <-ended }()
+	hear := func() {
+		t.Helper()
+		select {
+		case <-a.notified:
+		case <-time.After(time.Minute):
+			t.Fatal("nothing was heard")
+		}
+	}
+	hear() // the first listens
+	hear() // the second does
+	if n := listens.Load(); n != 2 || swallowed.Load() == 0 {
+		t.Fatalf("%d connections listened, %d bytes swallowed", n, swallowed.Load())
+	}
+	for range 3 { // silence is no end
+		time.Sleep(a.askEvery)
+	}
+	if _, err := pool.Exec(t.Context(), `NOTIFY callq_wake`); err != nil {
+		t.Fatal(err)
+	}
+	hear()
+	if n := listens.Load(); n != 2 {
+		t.Errorf("%d connections listened", n)
+	}
+}
