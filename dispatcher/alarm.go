@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -31,9 +32,9 @@ func (a *alarm) notify(freed bool) {
 }
 
 // listen passes on what producers and workers say on the channel of wakes, and reconnects for as long as ctx lives.
-func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, channel string, log *slog.Logger) {
+func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, names schema.Names, log *slog.Logger) {
 	for logged := false; ctx.Err() == nil; pause(ctx, time.Second) {
-		heard, err := a.listenOnce(ctx, config, channel)
+		heard, err := a.listenOnce(ctx, config, names)
 		if ctx.Err() == nil && (heard || !logged) {
 			log.WarnContext(ctx, "notifications not heard", "err", err)
 			logged = true
@@ -42,16 +43,17 @@ func (a *alarm) listen(ctx context.Context, config *pgx.ConnConfig, channel stri
 }
 
 // listenOnce listens on one connection until that ends. It reports whether it heard anything, or could have.
-func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, channel string) (heard bool, err error) {
+func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, names schema.Names) (heard bool, err error) {
 	conn, err := pgx.ConnectConfig(ctx, config.Copy())
 	if err != nil {
 		return false, fmt.Errorf("connect: %w", err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, `LISTEN `+channel); err != nil {
+	if _, err := conn.Exec(ctx, `LISTEN `+names.WakeChannel()); err != nil {
 		return false, fmt.Errorf("listen: %w", err)
 	}
 	a.notify(true) // for what was said while nobody listened
+	var heardAt time.Time
 	for {
 		notification, err := a.waitOrAsk(ctx, conn)
 		switch {
@@ -59,9 +61,21 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, channel 
 			return true, fmt.Errorf("wait for notifications: %w", err)
 		case notification != nil:
 			a.notify(notification.Payload == callqueue.WakeFreed)
+			if notification.Payload == "" && time.Since(heardAt) > hearAgain {
+				heardAt = time.Now()
+				if _, err := conn.Exec(ctx, names.SQL(heardSQL)); err != nil {
+					return true, fmt.Errorf("note what was heard: %w", err)
+				}
+			}
 		}
 	}
 }
+
+// Inserts are quiet for 80 ms after what this notes. Of those that notified meanwhile, some are still to be heard.
+const (
+	hearAgain = 40 * time.Millisecond
+	heardSQL  = `SELECT setval('callq.call_wake_seq', (date_part('epoch', clock_timestamp()) * 1000)::bigint)`
+)
 
 // waitOrAsk waits for a notification. When none has come for a while, it asks Postgres for an answer, and returns nil.
 func (a *alarm) waitOrAsk(ctx context.Context, conn *pgx.Conn) (*pgconn.Notification, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/schema"
 )
 
 // A connection that is dead though nothing says so, since whatever stands between swallows all, is noticed, and replaced by one that
@@ -55,7 +56,7 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 	a := &alarm{notified: make(chan struct{}, 1), askEvery: 50 * time.Millisecond, askWithin: time.Second}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.listen(ctx, config, "callq_wake", slog.New(slog.DiscardHandler)) }()
+	go func() { defer close(ended); a.listen(ctx, config, schema.Names{}, slog.New(slog.DiscardHandler)) }()
 	defer func() { stop(); <-ended }()
 	hear := func() {
 		t.Helper()

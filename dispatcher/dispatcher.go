@@ -201,7 +201,7 @@ func (d *Dispatcher) dispatch(ctx context.Context) {
 	d.cfg.Logger.InfoContext(ctx, "dispatcher started",
 		"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	var parts sync.WaitGroup
-	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.schemas().WakeChannel(), d.cfg.Logger) })
+	parts.Go(func() { d.alarm.listen(ctx, d.cfg.Listen, d.cfg.schemas(), d.cfg.Logger) })
 	parts.Go(func() { d.stepLoop(ctx) })
 	parts.Go(func() { d.reloadLoop(ctx, jobs) })
 	signal(d.ticks)

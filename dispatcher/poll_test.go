@@ -3,6 +3,7 @@ package dispatcher_test
 import (
 	"context"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,6 +78,42 @@ func TestPlainInsertIsSeen(t *testing.T) {
 		PERFORM pg_sleep(0.2);
 	END $$`)
 	s.eventually(`SELECT count(*) = 3 FROM callq.call_open`)
+	s.want(`SELECT bool_and(claimed_at < created_at + interval '20 s') FROM callq.call_open JOIN call_queue ON id = call_id`)
+}
+
+// Transactions that insert and roll back, over and over, take no wake from one that commits.
+func TestRolledBackInsertsTakeNoWake(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(20)
+	s.run(s.dispatcher(rules(sliding("api", 100, time.Hour)), seldom).Run)
+	s.eventually(`SELECT count(*) = 1 FROM callq.call_limits WHERE complete_since IS NOT NULL`)
+	s.exec(`SELECT pg_sleep(2.5)`) // nobody polls any more
+	ctx, stop := context.WithCancel(t.Context())
+	var rollingBack sync.WaitGroup
+	defer rollingBack.Wait()
+	defer stop()
+	begun := make(chan struct{}, 1)
+	rollingBack.Go(func() {
+		for ctx.Err() == nil {
+			tx, err := s.owner.Begin(ctx)
+			if err != nil {
+				return
+			}
+			_, _ = tx.Exec(ctx, `INSERT INTO call_queue DEFAULT VALUES`)
+			_ = tx.Rollback(context.WithoutCancel(ctx))
+			select {
+			case begun <- struct{}{}:
+			default:
+			}
+		}
+	})
+	for n := range 5 {
+		<-begun
+		s.exec(`INSERT INTO call_queue DEFAULT VALUES`)
+		s.eventually(`SELECT count(*) = $1 FROM callq.call_open`, n+1)
+		s.exec(`SELECT pg_sleep(0.1)`)
+	}
 	s.want(`SELECT bool_and(claimed_at < created_at + interval '20 s') FROM callq.call_open JOIN call_queue ON id = call_id`)
 }
 

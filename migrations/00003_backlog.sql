@@ -75,18 +75,23 @@ CREATE FUNCTION callq.priority(priority smallint) RETURNS smallint LANGUAGE sql 
     SELECT least(greatest(coalesce(priority, 5), 0), 9)::smallint
 $$;
 
--- When an insert woke the dispatchers last, in ms. A sequence, since all see its value at once, whatever becomes of a transaction.
+-- When a dispatcher last heard that there are new calls, in ms. A sequence, since all see its value at once.
 CREATE SEQUENCE callq.call_wake_seq;
 
--- Wakes the dispatchers, at most every 80 ms whoever inserts: a NOTIFY in each insert would make all committing producers wait for
--- one another. What is committed in between without a wake, their early polls find.
+-- Wakes the dispatchers, unless they have heard of new calls within 80 ms, or this transaction has done so: a NOTIFY in each insert would
+-- make all committing producers wait for one another. What is committed in between without a wake, their early polls find. A
+-- dispatcher notes what it heard. Whoever notifies must not, for it may roll back; but while no dispatcher is alive nobody else does.
 -- +goose StatementBegin
 CREATE FUNCTION callq.wake() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     now_ms bigint := date_part('epoch', clock_timestamp()) * 1000;
 BEGIN
-    IF abs(now_ms - coalesce(pg_sequence_last_value('callq.call_wake_seq'), 0)) >= 80 THEN
-        PERFORM setval('callq.call_wake_seq', now_ms), pg_notify('callq_wake', '');
+    IF abs(now_ms - coalesce(pg_sequence_last_value('callq.call_wake_seq'), 0)) < 80 OR current_setting('callq.woke', true) = 'on' THEN
+        RETURN;
+    END IF;
+    PERFORM pg_notify('callq_wake', ''), set_config('callq.woke', 'on', true);
+    IF NOT EXISTS (SELECT FROM callq.call_dispatchers WHERE callq.alive(heartbeat_at)) THEN
+        PERFORM setval('callq.call_wake_seq', now_ms);
     END IF;
 END $$;
 -- +goose StatementEnd
@@ -164,7 +169,8 @@ BEGIN
     IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
-    IF abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('callq.call_wake_seq')) < 80 IS NOT TRUE THEN
+    IF (abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('callq.call_wake_seq')) < 80
+        OR current_setting('callq.woke', true) = 'on') IS NOT TRUE THEN
         PERFORM callq.wake();
     END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.

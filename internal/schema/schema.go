@@ -80,7 +80,7 @@ func (n Names) SQL(text string) string {
 	return word.ReplaceAllStringFunc(text, func(w string) string {
 		name, own := strings.CutPrefix(w, "callq.")
 		switch {
-		case w == "callq.repair" || w == "callq.session_epoch":
+		case w == "callq.repair" || w == "callq.session_epoch" || w == "callq.woke":
 			return w
 		case own:
 			return ownName + "." + name

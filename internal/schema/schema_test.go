@@ -13,6 +13,7 @@ func TestSQL(t *testing.T) {
 		`SELECT callq.epoch(), to_regclass('callq.call_open')`:                   `SELECT "second".epoch(), to_regclass('"second".call_open')`,
 		`SELECT pg_notify('callq_wake', '')`:                                     `SELECT pg_notify('second_wake', '')`,
 		`LISTEN callq_wake`:                                                      `LISTEN second_wake`,
+		`SELECT set_config('callq.woke', 'on', true)`:                            `SELECT set_config('callq.woke', 'on', true)`,
 		`SET callq.repair = on`:                                                  `SET callq.repair = on`,
 		`SELECT set_config('callq.session_epoch', '', true)`:                     `SELECT set_config('callq.session_epoch', '', true)`,
 		`GRANT SELECT ON ALL TABLES IN SCHEMA callq TO callq_viewer`:             `GRANT SELECT ON ALL TABLES IN SCHEMA "second" TO callq_viewer`,
