@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
@@ -197,23 +195,6 @@ func (a *app) awaitPostgres(ctx context.Context, cfg *config.Config, pool schema
 	return a.await(ctx, "Postgres", cfg.Origin("postgres.url"), func(ctx context.Context) error { return checkSchema(ctx, pool) })
 }
 
-func (a *app) awaitRedis(ctx context.Context, cfg *config.Config, client redis.UniversalClient) error {
-	return a.await(ctx, "Redis", cfg.Origin("redis.url"), func(ctx context.Context) error { return client.Ping(ctx).Err() })
-}
-
-// withRedis does what needs a Redis that answers.
-func (a *app) withRedis(ctx context.Context, cfg *config.Config, do func(redis.UniversalClient) error) error {
-	client, err := openRedis(cfg)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	if err := a.awaitRedis(ctx, cfg, client); err != nil {
-		return err
-	}
-	return do(client)
-}
-
 // await asks a server until it answers, for as long as --timeout. A refusal is final.
 func (a *app) await(ctx context.Context, what, origin string, ask func(context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, a.timeout)
@@ -226,6 +207,8 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 			return nil
 		case errors.Is(ctx.Err(), context.Canceled):
 			return ctx.Err()
+		case errors.As(err, new(*exitError)):
+			return err
 		case isRefusal(err):
 			return exitf(exitUnreachable, "%s refused the connection: %w; check its URL, user and password (from %s)", what, err, origin)
 		case poolerHint(err) != "":
@@ -253,67 +236,3 @@ func isRefusal(err error) bool {
 		return redis.HasErrorPrefix(err, code)
 	})
 }
-
-// openRedis makes a client and does not connect: of one server, of the master that sentinels name,
-// or of a cluster. Timeouts and pool sizes in the URL hold. go-redis is told to log nothing, in the whole process:
-// callers say what matters of it.
-func openRedis(cfg *config.Config) (redis.UniversalClient, error) {
-	logging.Disable()
-	url, err := cfg.RedisURL()
-	if err != nil {
-		return nil, err
-	}
-	first, more := config.RedisServers(url)
-	parsed, err := redis.ParseURL(first)
-	if err != nil {
-		return nil, usagef("read redis.url: %w", err)
-	}
-	sentinel, cluster := cfg.Redis.Sentinel != "", cfg.Redis.Cluster
-	origin := cfg.Origin("redis.url")
-	switch {
-	case !sentinel && !cluster && len(more) > 0:
-		return nil, usagef("redis.url (from %s) names several servers: set redis.sentinel or redis.cluster", origin)
-	case sentinel && cluster:
-		return nil, usagef("redis.sentinel (from %s) is given beside redis.cluster: a cluster needs no sentinels",
-			cfg.Origin("redis.sentinel"))
-	case cluster && parsed.DB != 0:
-		return nil, usagef("redis.url (from %s) names database %d: a cluster has none but 0", origin, parsed.DB)
-	}
-	parsed.DialTimeout = cmp.Or(parsed.DialTimeout, redisWithin)
-	parsed.ReadTimeout = cmp.Or(parsed.ReadTimeout, redisWithin)
-	parsed.WriteTimeout = cmp.Or(parsed.WriteTimeout, redisWithin)
-	parsed.ContextTimeoutEnabled = true
-	parsed.DialerRetries = 1 // who waits for Redis asks again, and hears why it is away
-	if !sentinel && !cluster {
-		return redis.NewClient(parsed), nil
-	}
-	if parsed.TLSConfig != nil {
-		parsed.TLSConfig.ServerName = "" // each server has its own
-	}
-	options := &redis.UniversalOptions{
-		Addrs: append([]string{parsed.Addr}, more...), MasterName: cfg.Redis.Sentinel, SentinelPassword: cfg.Redis.SentinelPassword,
-		Username: parsed.Username, Password: parsed.Password, DB: parsed.DB, TLSConfig: parsed.TLSConfig,
-		DialTimeout: parsed.DialTimeout, ReadTimeout: parsed.ReadTimeout, WriteTimeout: parsed.WriteTimeout,
-		PoolSize: parsed.PoolSize, MaxRetries: parsed.MaxRetries, DialerRetries: parsed.DialerRetries, ContextTimeoutEnabled: true,
-	}
-	if sentinel {
-		return redis.NewFailoverClient(options.Failover()), nil
-	}
-	ofCluster := options.Cluster()
-	ofCluster.ClusterStateReloadInterval = 2 * time.Second // by default go-redis asks a dead node for a minute
-	return redis.NewClusterClient(ofCluster), nil
-}
-
-// openBudgets makes a client of the budgets' own Redis, a cluster if its URL names several servers; nil: they have none.
-func openBudgets(cfg *config.Config) (redis.UniversalClient, error) {
-	if cfg.Redis.BudgetsURL == "" {
-		return nil, nil
-	}
-	own := *cfg
-	_, more := config.RedisServers(cfg.Redis.BudgetsURL)
-	own.Redis = config.Redis{URL: cfg.Redis.BudgetsURL, Cluster: len(more) > 0}
-	return openRedis(&own)
-}
-
-// redisWithin is the default of timeouts.
-const redisWithin = 2 * time.Second

@@ -234,6 +234,7 @@ func checks(ctx context.Context, s servers, parts []part) []web.Check {
 type servers struct {
 	pool    *pgxpool.Pool
 	schemas schema.Names
+	cfg     *config.Config
 	redis   redis.UniversalClient
 	budgets redis.UniversalClient // their own; nil: the same
 	listen  *pgx.ConnConfig
@@ -243,7 +244,7 @@ type servers struct {
 
 // openServers makes the clients and does not connect.
 func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does roles) (s servers, err error) {
-	s.log, s.schemas = log, schemas(cfg)
+	s.log, s.cfg, s.schemas = log, cfg, schemas(cfg)
 	if s.redis, err = openRedis(cfg); err != nil {
 		return s, err
 	}
@@ -270,7 +271,7 @@ func (s servers) close() {
 func (s servers) askPostgres(ctx context.Context) error {
 	return checkSchema(ctx, s.schemas.In(s.pool))
 }
-func (s servers) askRedis(ctx context.Context) error { return s.redis.Ping(ctx).Err() }
+func (s servers) askRedis(ctx context.Context) error { return pingRedis(ctx, s.cfg, s.redis) }
 
 // await returns true when Postgres, its schema and Redis are there, false when ctx ended first.
 func (s servers) await(ctx context.Context) bool {

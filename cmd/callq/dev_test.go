@@ -109,7 +109,7 @@ func TestDev(t *testing.T) {
 	has(t, d.log.String(), "for development, not for production", filepath.Join(dir, "data"))
 	first := d.call(url)
 	eventually(t, "it listens at its own Postgres", func() bool {
-		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query = 'LISTEN callq_wake'") == "1"
+		return d.one("SELECT count(*)::text FROM pg_stat_activity WHERE query IN ('LISTEN callq_wake', '-- ping') OR query LIKE 'SELECT setval(''callq.call_wake_seq''%'") == "1"
 	})
 	must(t, d.redis().Set(t.Context(), "kept", "yes", 0).Err())
 

@@ -26,8 +26,8 @@ import (
 	"github.com/callq/callq/internal/redistest"
 )
 
-// certificates writes, as files, a certificate for 127.0.0.1 that is its own authority, its key, and another's authority.
-func certificates(t *testing.T) (cert, key, other string) {
+// certificates writes, as files, a server's certificate for 127.0.0.1 that is its own authority, and another authority, with their keys.
+func certificates(t *testing.T) (cert, key, other, otherKey string) {
 	t.Helper()
 	pair := httptest.NewTLSServer(nil)
 	defer pair.Close()
@@ -44,7 +44,10 @@ func certificates(t *testing.T) (cert, key, other string) {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, stranger)
 	must(t, err)
-	return write("cert", "CERTIFICATE", pair.Certificate().Raw), write("key", "PRIVATE KEY", private), write("other", "CERTIFICATE", der)
+	othersPrivate, err := x509.MarshalPKCS8PrivateKey(stranger)
+	must(t, err)
+	return write("cert", "CERTIFICATE", pair.Certificate().Raw), write("key", "PRIVATE KEY", private),
+		write("other", "CERTIFICATE", der), write("otherkey", "PRIVATE KEY", othersPrivate)
 }
 
 // answers is a server with one answer to whatever it is told.
@@ -91,7 +94,7 @@ func encrypt(t *testing.T, postgres *local.PostgresServer, files map[string][]by
 // TLS fails.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	cert, key, other := certificates(t)
+	cert, key, other, _ := certificates(t)
 	read := func(path string) []byte {
 		text, err := os.ReadFile(path)
 		must(t, err)

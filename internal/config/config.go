@@ -57,11 +57,20 @@ type Postgres struct {
 
 // Redis carries attempts to the workers. Use RedisURL.
 type Redis struct {
-	URL              string `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
-	Sentinel         string `key:"sentinel" check:"name"` // the master's name; then the URL names sentinels
-	SentinelPassword string `key:"sentinel_password" secret:"true" check:"any"`
-	Cluster          bool   `key:"cluster" default:"false" allowed:"true|false"` // the URL names nodes of a cluster
-	BudgetsURL       string `key:"budgets_url" secret:"true" check:"redis"`      // of the budgets' own; empty: the same
+	URL              string   `key:"url" secret:"true" check:"redis" env:"REDIS_URL"`
+	Sentinel         string   `key:"sentinel" check:"name"` // the master's name; then the URL names sentinels
+	SentinelUsername string   `key:"sentinel_username" check:"any"`
+	SentinelPassword string   `key:"sentinel_password" secret:"true" check:"any"`
+	Cluster          bool     `key:"cluster" default:"false" allowed:"true|false"` // the URL names nodes of a cluster
+	BudgetsURL       string   `key:"budgets_url" secret:"true" check:"redis"`      // of the budgets' own; empty: the same
+	TLS              RedisTLS `key:"tls"`
+}
+
+// RedisTLS are files in PEM, for rediss:// URLs.
+type RedisTLS struct {
+	CA   string `key:"ca" check:"any"`   // whom the servers' certificates are from; empty: an authority that the system knows
+	Cert string `key:"cert" check:"any"` // the client's own, for servers that ask for one; read again for each connection
+	Key  string `key:"key" check:"any"`
 }
 
 // HTTP is where callq serves /livez, /readyz, /metrics and the pages.

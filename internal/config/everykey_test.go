@@ -44,6 +44,8 @@ func inFile(path, value string) string {
 		return "limits: {per-min: {rate: 1/m}}\nqueues: {" + keys[1] + ": {" + keys[2] + ": " + value + "}}\n"
 	case keys[1] == "at-once":
 		return "limits: {at-once: {concurrency: " + value + "}}\n"
+	case strings.HasPrefix(path, "redis.tls."):
+		return "redis: {tls: {" + keys[2] + ": " + value + "}}\n"
 	case keys[0] == "budgets" || keys[0] == "limits":
 		return keys[0] + ": {" + keys[1] + ": {" + rate + keys[2] + ": " + value + "}}\n"
 	}

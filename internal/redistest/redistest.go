@@ -109,7 +109,7 @@ func Cluster(t testing.TB, masters, replicas int) []Node {
 }
 
 // Sentinels starts a master and its replica, and so many sentinels that watch them under this name, with a
-// password of their own. It returns the servers, the master first, and the sentinels' ports.
+// password of their own; a login "watcher" has it, too. It returns the servers, the master first, and the sentinels' ports.
 func Sentinels(t testing.TB, sentinels int, name, password string) (servers []Node, ports []string) {
 	t.Helper()
 	program, err := local.FindRedis()
@@ -121,9 +121,9 @@ func Sentinels(t testing.TB, sentinels int, name, password string) (servers []No
 		port := FreePort(t)
 		ports = append(ports, port)
 		file := filepath.Join(t.TempDir(), "sentinel.conf")
-		text := fmt.Sprintf("port %s\nbind 127.0.0.1\nrequirepass %s\nsentinel sentinel-pass %s\nsentinel monitor %s 127.0.0.1 %s %d\n"+
+		text := fmt.Sprintf("port %s\nbind 127.0.0.1\nrequirepass %s\nuser watcher on >%s allchannels +@all\nsentinel sentinel-pass %s\nsentinel monitor %s 127.0.0.1 %s %d\n"+
 			"sentinel down-after-milliseconds %s 500\nsentinel failover-timeout %s 3000\n",
-			port, password, password, name, master.Port, sentinels/2+1, name, name)
+			port, password, password, password, name, master.Port, sentinels/2+1, name, name)
 		must(t, os.WriteFile(file, []byte(text), 0o600))
 		process := program.Command(t.Context(), program.Name, file, "--sentinel")
 		must(t, process.Start())
