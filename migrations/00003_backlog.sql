@@ -229,8 +229,9 @@ END $$;
 -- +goose StatementEnd
 
 -- What was updated otherwise than by a claim or a close. A call that waits again, or elsewhere, enters the inbox: whoever changed it,
--- callq or plain SQL. An ended call holds no unique key. callq's own columns keep to what it does: an ORM that writes a stale copy
--- back would have a call made twice, or never. Who mends rows by hand sets callq.repair.
+-- callq or plain SQL. An ended call holds no unique key, and what is empty means the default, as in an INSERT. callq's own columns
+-- keep to what it does: an ORM that writes a stale copy back would have a call made twice, or never. Who mends rows by hand sets
+-- callq.repair.
 -- +goose StatementBegin
 CREATE FUNCTION callq.call_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -280,8 +281,13 @@ BEGIN
                 to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
             HINT = 'Nothing was written. Update only the columns that producers set (docs/producers.md); a model that saves all of them was loaded too early.';
     END IF;
-    IF NEW.unique_key IS NOT NULL AND NEW.status = ANY (ended) THEN
-        UPDATE public.call_queue SET unique_key = NULL WHERE id = NEW.id;
+    IF NEW.unique_key IS NOT NULL AND NEW.status = ANY (ended) OR NEW.unique_key = '' OR NEW.queue = '' OR NEW.task = '' THEN
+        UPDATE public.call_queue
+        SET queue = nullif(queue, ''), task = nullif(task, ''), unique_key = CASE WHEN NEW.status = ANY (ended) THEN NULL ELSE nullif(unique_key, '') END
+        WHERE id = NEW.id;
+        IF NEW.queue = '' OR NEW.task = '' THEN -- that update came here too, as a call that waits elsewhere
+            RETURN NULL;
+        END IF;
     END IF;
     IF NEW.status IN ('new', 'error') AND (OLD.status NOT IN ('new', 'error')
         OR (OLD.queue, OLD.task, OLD.key, OLD.priority, OLD.run_at) IS DISTINCT FROM (NEW.queue, NEW.task, NEW.key, NEW.priority, NEW.run_at)) THEN

@@ -129,3 +129,31 @@ func TestEndedCallsHoldNoKey(t *testing.T) {
 	want(t, pool, `SELECT count(*) = 0 FROM call_queue WHERE unique_key IS NOT NULL`)
 	run(t, pool, `INSERT INTO call_queue (unique_key) VALUES ('mine')`)
 }
+
+// What is empty means the default after an UPDATE too: else a call would wait in a queue of no name, for a worker of no task, and a
+// second one of its queue could not have its key cleared.
+func TestWhatIsUpdatedToNothing(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"at once":           `UPDATE call_queue SET queue = '', task = '', unique_key = '' WHERE id = 1; UPDATE call_queue SET queue = '', task = '', unique_key = '' WHERE id = 2`,
+		"one after another": `UPDATE call_queue SET unique_key = ''  WHERE id = 1; UPDATE call_queue SET unique_key = '' WHERE id = 2; UPDATE call_queue SET task = ''; UPDATE call_queue SET queue = ''`,
+		"put off too":       `UPDATE call_queue SET queue = '', task = '', unique_key = NULL, run_at = now() + interval '1 h'; UPDATE call_queue SET run_at = now()`,
+		"while repairing":   `SET callq.repair = on; UPDATE call_queue SET queue = '', task = '', unique_key = id; UPDATE call_queue SET unique_key = NULL`,
+		"on conflict": `INSERT INTO call_queue (queue, unique_key) VALUES ('q', 'u1'), ('q', 'u2')
+			ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO UPDATE SET queue = '', task = '', unique_key = NULL`,
+		"as it ends and waits again": `UPDATE call_queue SET queue = '', status = 'cancelled', finished_at = now();
+			UPDATE call_queue SET task = '', status = 'new', failed_count = 0, retried_after = attempts, finished_at = NULL; UPDATE call_queue SET unique_key = NULL`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := plain(t)
+			run(t, pool, `INSERT INTO call_queue (queue, task, unique_key) VALUES ('q', 't', 'u1'), ('q', 't', 'u2'); DELETE FROM callq.call_inbox`)
+			run(t, pool, sql)
+			want(t, pool, `SELECT count(*) = 2 AND bool_and(status = 'new' AND coalesce(queue, 'default') = 'default' AND coalesce(task, 'http') = 'http'
+				AND unique_key IS NULL) FROM call_queue`)
+			want(t, pool, `SELECT NOT EXISTS (SELECT FROM callq.call_inbox WHERE queue = '' OR task = '')`)
+			want(t, pool, `SELECT count(DISTINCT i.id) = 2 FROM callq.call_inbox n CROSS JOIN unnest(n.ids) i (id) JOIN call_queue c ON c.id = i.id
+				WHERE n.queue = coalesce(c.queue, 'default') AND n.task = coalesce(c.task, 'http') AND n.at = c.run_at`)
+		})
+	}
+}

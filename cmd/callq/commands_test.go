@@ -73,6 +73,13 @@ func TestEnqueue(t *testing.T) {
 	if a.code != 0 || strings.TrimSpace(a.stdout) != id || !strings.Contains(a.stderr, "not inserted") {
 		t.Errorf("a duplicate: exit code %d, stdout %q, stderr %q", a.code, a.stdout, a.stderr)
 	}
+	for _, flag := range []string{"--cost", "--max-attempts"} {
+		for _, few := range []string{"0", "-1"} {
+			if a := w.run("enqueue", flag, few); a.code != 2 {
+				t.Errorf("%s %s: exit code %d, stderr %q", flag, few, a.code, a.stderr)
+			}
+		}
+	}
 }
 
 func TestEnqueueFile(t *testing.T) {
@@ -99,11 +106,13 @@ func TestEnqueueFile(t *testing.T) {
 		{"not a time", `{"run_at": "noon"}`, `call 1: parsing time "noon"`, 2, 0},
 		{"out of range", many(1200) + `{"priority": 12}`, "call 1201: Priority is 12", 2, 0},
 		{"a cost below nothing", `{"cost": -1}`, "call 1: Cost is -1", 2, 0},
+		{"a cost of nothing", `{"cost": 0}`, "call 1: Cost is 0", 2, 0},
+		{"no attempts", "{}\n" + `{"max_attempts": 0}`, "call 2: MaxAttempts is 0", 2, 0},
 		{"expires before it is due", `{"run_at": "2031-01-01T00:00:00Z", "expires_at": "2030-01-01T00:00:00Z"}`, "call 1: ExpiresAt is before it is due", 2, 0},
 		{"data too large", many(3) + `{"call_data": "` + strings.Repeat("x", 300<<10) + `"}`, "call 4: Data is too large", 2, 0},
 		{"data that jsonb does not take", many(3) + `{"call_data": "\u0000"}`, "call 4: the call was refused by Postgres", 2, 0},
 		{"not UTF-8", `{"key": "` + "\xff" + `"}`, "call 1: not a JSON object in UTF-8", 2, 0},
-		{"what is left out, as null", `{"queue": null, "call_data": null, "priority": null, "max_attempts": null, "run_at": null}`, "1 calls inserted", 0, 1},
+		{"what is left out, as null", `{"queue": null, "call_data": null, "cost": null, "priority": null, "max_attempts": null, "run_at": null}`, "1 calls inserted", 0, 1},
 		{"twice the same unique key", strings.Repeat(`{"unique_key": "u"}`+"\n", 2) + "{}", "2 calls inserted, 1 duplicates", 0, 2},
 	} {
 		w.stdin = test.lines

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -53,6 +54,13 @@ With --wait it then waits until the calls have ended, and prints and exits as ca
   callq enqueue --from calls.jsonl`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			// To the client, 0 means the default. Who writes it means what it says.
+			switch {
+			case e.call.Cost == 0:
+				return usagef("--cost is 0, less than 1")
+			case e.call.MaxAttempts == 0 && cmd.Flags().Changed("max-attempts"):
+				return usagef("--max-attempts is 0, less than 1")
+			}
 			insert, one := e.insert, !cmd.Flags().Changed("from")
 			if !one {
 				insert = e.insertFile
@@ -290,13 +298,23 @@ func (e *enqueued) read(objects *json.Decoder) (callqueue.Call, error) {
 	if text[0] != '{' || !utf8.Valid(text) {
 		return callqueue.Call{}, errors.New("not a JSON object in UTF-8")
 	}
+	const unset = math.MinInt
 	data := json.RawMessage("{}")
 	o := object(e.call)
-	o.Data, o.Priority = &data, nil
+	o.Data, o.Priority, o.MaxAttempts = &data, nil, cmp.Or(o.MaxAttempts, unset)
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	if err := strict.Decode(&o); err != nil {
 		return callqueue.Call{}, err
+	}
+	// To the client, 0 means the default, which is left out here.
+	switch {
+	case o.Cost == 0:
+		return callqueue.Call{}, errors.New("Cost is 0, less than 1")
+	case o.MaxAttempts == 0:
+		return callqueue.Call{}, errors.New("MaxAttempts is 0, less than 1")
+	case o.MaxAttempts == unset:
+		o.MaxAttempts = 0
 	}
 	o.Data, o.Priority = data, cmp.Or(o.Priority, e.call.Priority)
 	return callqueue.Call(o), nil

@@ -79,6 +79,7 @@ func TestOperatorsOfLimits(t *testing.T) {
 		{"limits pause stripe --until tomorrow", 2, "invalid time format"},
 		{"limits pause stripe --until=", 2, "invalid time format"},
 		{"limits pause stripe --until 2020-01-01T00:00:00Z", 2, "--until 2020-01-01T00:00:00Z has passed"},
+		{"limits pause stripe --until 0001-01-01T00:00:00Z", 2, "--until 0001-01-01T00:00:00Z has passed"},
 		{"limits pause sockets --key=", 2, `invalid argument "" for "--key" flag: it is empty`},
 		{"limits resume stripe --key=", 2, "it is empty"},
 		{"limits pause nothing", 4, "no such limit: nothing"},

@@ -63,7 +63,8 @@ func pauseCommand(a *app, what string) *cobra.Command {
 	pause := ledger.Paused{What: what, By: operator(), Reason: "by an operator"}
 	var until time.Time
 	var length time.Duration
-	cmd := &cobra.Command{
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use: "pause NAME", Short: "Let nothing more through until it is resumed",
 		Long: "Let nothing more through, for a while or until it is resumed; with --key, no call of that key. When it\n" +
 			"returns, nothing starts: calls that were claimed and had not started have been recalled. What runs goes on.",
@@ -73,7 +74,7 @@ func pauseCommand(a *app, what string) *cobra.Command {
 			if length > 0 {
 				pause.For = &length
 			}
-			if !until.IsZero() {
+			if cmd.Flags().Changed("until") { // year 1 has passed too
 				pause.Until = &until
 				if until.Before(time.Now()) {
 					return usagef("--until %s has passed", until.Format(time.RFC3339))

@@ -66,7 +66,21 @@ func holds(queues []Queue, limits []Limit) {
 				q.HeldBy = append(q.HeldBy, l.Name)
 			}
 		}
+		if q.Due > 0 {
+			q.HeldBy = append(q.HeldBy, without(q.Limits, limits)...)
+		}
 	}
+}
+
+// without are the names of a queue's limits that are not among the limits: somebody deleted their rows. No call of the queue is
+// claimed.
+func without(names []string, limits []Limit) (gone []string) {
+	for _, name := range names {
+		if !slices.ContainsFunc(limits, func(l Limit) bool { return l.Name == name }) {
+			gone = append(gone, name)
+		}
+	}
+	return gone
 }
 
 // QueueDetails is a queue with what waits in it and what became of it.

@@ -218,6 +218,12 @@ func (s *Status) Problems() []Finding {
 			"live workers differ on %s: a call goes where any of them may send it, and back unsent from one that may not", difference)
 	}
 	s.addWaiting(&list)
+	for _, q := range s.Queues {
+		for _, name := range without(q.Limits, s.Limits) {
+			list.add(Finding{Check: "limits", Level: Problem, Queue: q.Name, Fix: "callq config apply"},
+				"queue %s names limit %s, which is gone: none of its calls is claimed", Short(q.Name), Short(name))
+		}
+	}
 	for _, l := range s.Limits {
 		l.addProblems(&list)
 	}

@@ -90,7 +90,7 @@ func (c *circumstances) foresight(r *reader) (f Foresight) {
 		return f
 	}
 	f = r.foresee(c.call)
-	endless := []string{"paused", "refused", "too_dear", "limit_shut", "no_queue", "no_worker", "no_dispatcher", "no_flow", "expired"}
+	endless := []string{"paused", "refused", "too_dear", "limit_shut", "no_limit", "no_queue", "no_worker", "no_dispatcher", "no_flow", "expired"}
 	for _, reason := range c.reasons {
 		if reason.Until == nil && slices.Contains(endless, reason.Code) {
 			f.StartsAt, f.Because = nil, "unknown: "+reason.Text
@@ -221,6 +221,9 @@ func (c *circumstances) explainWaiting() {
 	}
 	for _, l := range c.limits {
 		c.explainLimit(l)
+	}
+	for _, name := range without(c.Limits, c.limits) {
+		c.add("no_limit", nil, "queue %s names limit %s, which is gone: run `callq config apply`", c.call.Queue, name)
 	}
 	switch {
 	case !c.Configured:

@@ -62,6 +62,7 @@ func TestReasons(t *testing.T) {
 		{"a shut limit", func(c *circumstances) {
 			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "shut: counting its usage"}}}
 		}, []string{"limit_shut: limit api is shut: counting its usage"}},
+		{"a limit that is gone", func(c *circumstances) { c.Limits = []string{"api"} }, []string{"no_limit: queue pay names limit api, which is gone"}},
 		{"a full limit", func(c *circumstances) {
 			l := full
 			l.OpensAt = &later

@@ -167,6 +167,9 @@ func (o *outlook) addQueue(q worldQueue, cost float64) {
 			}
 		}
 	}
+	for _, name := range without(q.Limits, o.limits) {
+		o.never[q.Name] = "queue " + q.Name + " names limit " + name + ", which is gone"
+	}
 	o.Queues = append(o.Queues, world)
 }
 
