@@ -310,9 +310,9 @@ func (e *enqueued) read(objects *json.Decoder) (callqueue.Call, error) {
 	// To the client, 0 means the default, which is left out here.
 	switch {
 	case o.Cost == 0:
-		return callqueue.Call{}, errors.New("Cost is 0, less than 1")
+		return callqueue.Call{}, errors.New("cost is 0, less than 1")
 	case o.MaxAttempts == 0:
-		return callqueue.Call{}, errors.New("MaxAttempts is 0, less than 1")
+		return callqueue.Call{}, errors.New("max_attempts is 0, less than 1")
 	case o.MaxAttempts == unset:
 		o.MaxAttempts = 0
 	}
