@@ -3,7 +3,7 @@
 -- +goose Up
 
 -- The epoch: Postgres's system identifier and timeline. A failover or a restore makes a new one.
--- (After a promotion only the WAL's file name shows the new timeline at once.) To read it opens files, and errs on a standby. No
+-- (After a promotion only the WAL's file name shows the new timeline at once.) To read it opens files. No
 -- server changes it while it runs, so each session reads it once.
 -- +goose StatementBegin
 CREATE FUNCTION callq.epoch() RETURNS text LANGUAGE plpgsql STABLE AS $$
@@ -12,6 +12,9 @@ DECLARE
 BEGIN
     IF epoch <> '' THEN
         RETURN epoch;
+    END IF;
+    IF pg_is_in_recovery() THEN -- it can be looked at. Not kept: this session outlives a promotion
+        RETURN (SELECT system_identifier FROM pg_control_system()) || '-' || upper(lpad(to_hex((SELECT timeline_id FROM pg_control_checkpoint())), 8, '0'));
     END IF;
     epoch := (SELECT system_identifier FROM pg_control_system()) || '-' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
     RETURN set_config('callq.session_epoch', epoch, false);

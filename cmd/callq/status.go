@@ -70,6 +70,9 @@ func showStatus(ctx context.Context, db *database, before string) error {
 }
 
 func printStatus(to io.Writer, s *admin.Status) {
+	if text := s.StandbyText(); text != "" {
+		fmt.Fprintf(to, "%s\n\n", text)
+	}
 	queueTable().print(to, s.Queues)
 	table[admin.Limit]{
 		"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] },

@@ -32,6 +32,8 @@ type reader struct {
 	tx  pgx.Tx
 	now time.Time // Postgres's clock
 	err error
+	// standby: this is one, and has replayed what was committed by then; nil: it is none.
+	standby *time.Time
 	// quick: of limits per key, only keys with open attempts are compared for the one that uses most.
 	quick bool
 	// listed: what is occupied of limits is listed, to see when it comes free.
@@ -43,8 +45,11 @@ func snapshot[T any](ctx context.Context, pool Pool, read func(*reader) T) (foun
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error {
 		r := &reader{ctx: ctx, tx: tx}
-		if begun := one[struct{ Now time.Time }](r, "read the clock", clockSQL); begun != nil {
-			r.now = begun.Now
+		if begun := one[struct {
+			Now     time.Time
+			Standby *time.Time
+		}](r, "read the clock", clockSQL); begun != nil {
+			r.now, r.standby = begun.Now, begun.Standby
 			found = read(r)
 		}
 		return r.err
@@ -52,7 +57,9 @@ func snapshot[T any](ctx context.Context, pool Pool, read func(*reader) T) (foun
 	return found, err
 }
 
-const clockSQL = `SELECT clock_timestamp() AS now FROM set_config('jit', 'off', true)`
+const clockSQL = `
+SELECT clock_timestamp() AS now, CASE WHEN pg_is_in_recovery() THEN coalesce(pg_last_xact_replay_timestamp(), pg_postmaster_start_time()) END AS standby
+FROM set_config('jit', 'off', true)`
 
 // Collect returns the rows of a query, an empty slice if there are none. Their times are in UTC; what names the query in
 // an error.

@@ -16,6 +16,8 @@ import (
 // Status is what one screen shows, read in one snapshot.
 type Status struct {
 	At      time.Time `json:"at"` // Postgres's clock
+	// Standby is when what this standby has replayed was committed; nil: it is none.
+	Standby *time.Time `json:"standby_replayed_until,omitempty"`
 	Queues  []Queue   `json:"queues"`
 	Limits  []Limit   `json:"limits"`
 	Budgets []Budget  `json:"budgets"`
@@ -30,12 +32,20 @@ type Status struct {
 	Oldest      *Oldest         `json:"oldest"`              // due call; nil: none, or none among the first
 }
 
+// StandbyText heads what is read of a standby; "": it is none.
+func (s *Status) StandbyText() string {
+	if s.Standby == nil {
+		return ""
+	}
+	return fmt.Sprintf("standby, replayed until %s: it can be looked at, and nothing is claimed here", Instant(s.Standby))
+}
+
 // ReadStatus reads the status in one snapshot.
 func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
 	return snapshot(ctx, pool, func(r *reader) *Status {
 		queues, waiting := r.queues()
 		s := &Status{
-			At: r.now, Queues: queues, Unhandled: slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Handled }),
+			At: r.now, Standby: r.standby, Queues: queues, Unhandled: slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Handled }),
 			Limits: r.limits(nil, nil), Budgets: r.budgets(),
 			Workers: list[Worker](r, "read workers", workersSQL), HTTPTask: []string{},
 			Oldest: one[Oldest](r, "read the oldest call", oldestSQL),
