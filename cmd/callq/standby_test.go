@@ -27,8 +27,18 @@ func TestStandbyCanBeRead(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "data", "standby.signal"), nil, 0o644))
 	must(t, server.Restart(t.Context()))
 	for _, args := range [][]string{
-		{"status"}, {"calls", "list"}, {"calls", "get", id}, {"calls", "why", id}, {"calls", "why", waiting}, {"queues", "list"},
-		{"limits", "list"}, {"limits", "get", "api"}, {"limits", "forecast", "api"}, {"verify"}, {"maintain", "status"}, {"config", "check"},
+		{"status"},
+		{"calls", "list"},
+		{"calls", "get", id},
+		{"calls", "why", id},
+		{"calls", "why", waiting},
+		{"queues", "list"},
+		{"limits", "list"},
+		{"limits", "get", "api"},
+		{"limits", "forecast", "api"},
+		{"verify"},
+		{"maintain", "status"},
+		{"config", "check"},
 	} {
 		a := w.run(args...)
 		if a.code != 0 {

@@ -15,13 +15,13 @@ import (
 
 // Status is what one screen shows, read in one snapshot.
 type Status struct {
-	At      time.Time `json:"at"` // Postgres's clock
+	At time.Time `json:"at"` // Postgres's clock
 	// Standby is when what this standby has replayed was committed; nil: it is none.
 	Standby *time.Time `json:"standby_replayed_until,omitempty"`
-	Queues  []Queue   `json:"queues"`
-	Limits  []Limit   `json:"limits"`
-	Budgets []Budget  `json:"budgets"`
-	Workers []Worker  `json:"workers"`
+	Queues  []Queue    `json:"queues"`
+	Limits  []Limit    `json:"limits"`
+	Budgets []Budget   `json:"budgets"`
+	Workers []Worker   `json:"workers"`
 	// HTTPTask names the settings of http_task in which live workers differ, and what each of them has.
 	HTTPTask  []string  `json:"http_task"`
 	Unhandled []Waiting `json:"unhandled"` // calls that no live worker handles
