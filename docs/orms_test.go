@@ -1,6 +1,7 @@
 package docs_test
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,17 +25,19 @@ func TestORMs(t *testing.T) {
 		title, text, _ := strings.Cut(section, "\n")
 		sections[strings.ToLower(noLetter.ReplaceAllString(title, ""))] = text
 	}
-	files, err := filepath.Glob("verification/producers/*/*")
+	programs := map[string]string{}
+	root := os.DirFS("verification/producers")
+	err := fs.WalkDir(root, ".", func(file string, entry fs.DirEntry, err error) error {
+		name, _, inFolder := strings.Cut(file, "/")
+		if err != nil || entry.IsDir() || !inFolder {
+			return err
+		}
+		text, err := fs.ReadFile(root, file)
+		programs[name] += string(text) + "\n"
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	programs := map[string]string{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		programs[filepath.Base(filepath.Dir(file))] += string(text) + "\n"
 	}
 	if len(programs) < 10 {
 		t.Fatalf("%d programs in verification/producers", len(programs))

@@ -52,6 +52,8 @@ func producers() []producer {
 		{"peewee", false, debianScript("python3", "producer.py")},
 		{"pony", false, debianScript("python3", "producer.py")},
 		{"doctrine", false, debianScript("php", "producer.php")},
+		{"ent", false, generatedGo},
+		{"hibernate", false, javaProgram},
 	}
 }
 

@@ -50,6 +50,53 @@ func goProgram(ctx context.Context, folder, temp string) (program, error) {
 	return program{dir: folder, command: []string{binary}}, nil
 }
 
+// generatedGo builds a program whose code go generate makes in part: in a copy, so that the repository stays as it is.
+func generatedGo(ctx context.Context, folder, temp string) (program, error) {
+	source := filepath.Join(temp, "source", filepath.Base(folder))
+	if err := os.CopyFS(source, os.DirFS(folder)); err != nil {
+		return program{}, err
+	}
+	if err := runIn(ctx, source, "env", "GOWORK=off", "GOFLAGS=", "go", "mod", "download"); err != nil {
+		return program{}, &missingError{err}
+	}
+	if err := runIn(ctx, source, "env", "GOWORK=off", "GOFLAGS=", "go", "generate", "."); err != nil {
+		return program{}, err
+	}
+	p, err := goProgram(ctx, source, temp)
+	p.dir = folder
+	return p, err
+}
+
+// javaProgram compiles a folder's Java, whose main is Producer's, against Debian's packages, which the file apt names, and their jars, which the file
+// jars names.
+func javaProgram(ctx context.Context, folder, temp string) (program, error) {
+	packages, err := os.ReadFile(filepath.Join(folder, "apt"))
+	if err != nil {
+		return program{}, err
+	}
+	jars, err := os.ReadFile(filepath.Join(folder, "jars"))
+	if err != nil {
+		return program{}, err
+	}
+	if err := installDebian(ctx, strings.Fields(string(packages))...); err != nil {
+		return program{}, err
+	}
+	classes := filepath.Join(temp, filepath.Base(folder))
+	path := classes
+	for _, jar := range strings.Fields(string(jars)) {
+		path += ":/usr/share/java/" + jar + ".jar"
+	}
+	sources, err := filepath.Glob(filepath.Join(folder, "*.java"))
+	if err != nil {
+		return program{}, err
+	}
+	compile := append([]string{"/usr/bin/javac", "-d", classes, "-cp", path}, sources...)
+	if err := runIn(ctx, folder, compile...); err != nil {
+		return program{}, err
+	}
+	return program{dir: folder, command: []string{"/usr/bin/java", "-cp", path, "Producer"}}, nil
+}
+
 // debianScript runs a script whose packages the folder's file apt names. They are installed for Debian's own
 // interpreter: another one may come first in PATH.
 func debianScript(interpreter, script string) maker {
