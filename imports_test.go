@@ -79,7 +79,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", ours: []string{"internal/schema"}, modules: []string{pgx}},
 		{
-			name: "internal/doctor", ours: []string{"internal/ledger", "internal/limit", "internal/backlog", "internal/recovery", "internal/admin", "migrations", "internal/schema"},
+			name: "internal/doctor", ours: []string{"internal/handoff", "internal/ledger", "internal/limit", "internal/backlog", "internal/recovery", "internal/admin", "migrations", "internal/schema"},
 			modules: []string{pgx, redis},
 		},
 		{

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/schema"
 	"github.com/callq/callq/internal/web"
@@ -236,6 +238,7 @@ type servers struct {
 	schemas schema.Names
 	cfg     *config.Config
 	redis   redis.UniversalClient
+	sender  *handoff.Broker       // of redis
 	budgets redis.UniversalClient // their own; nil: the same
 	listen  *pgx.ConnConfig
 	log     *slog.Logger
@@ -257,6 +260,9 @@ func openServers(ctx context.Context, cfg *config.Config, log *slog.Logger, does
 		}
 	}
 	s.pool, err = openPool(ctx, cfg, ledger.Settings(), max(cfg.Postgres.Pool, 8)) // with fewer, a worker makes its own
+	if err == nil {
+		s.sender = handoff.New(s.redis, s.schemas.In(s.pool), log)
+	}
 	return s, err
 }
 
@@ -271,7 +277,17 @@ func (s servers) close() {
 func (s servers) askPostgres(ctx context.Context) error {
 	return checkSchema(ctx, s.schemas.In(s.pool))
 }
-func (s servers) askRedis(ctx context.Context) error { return pingRedis(ctx, s.cfg, s.redis) }
+
+// askRedis asks for what a hand-over needs. Without Postgres nobody knows where hand-overs go.
+func (s servers) askRedis(ctx context.Context) error {
+	if err := pingRedis(ctx, s.cfg, s.redis); err != nil || s.sender.Open(ctx) != nil {
+		return err
+	}
+	if err := s.sender.Probe(ctx); err != nil {
+		return fmt.Errorf("it answers, and takes no hand-over: %w", err)
+	}
+	return nil
+}
 
 // await returns true when Postgres, its schema and Redis are there, false when ctx ended first.
 func (s servers) await(ctx context.Context) bool {

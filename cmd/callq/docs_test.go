@@ -82,7 +82,7 @@ func TestDocs(t *testing.T) {
 // check holds a block that is not run against its kind.
 func (b block) check() error {
 	switch kind, _, _ := strings.Cut(b.kind, " "); kind { // what follows is a name, for other tests
-	case "go", "sql", "text", "csv", "python", "ruby", "js", "php", "perl", "prisma": // those of producers.md and orms.md: TestProducersPage, TestORMs
+	case "go", "sql", "text", "csv", "python", "ruby", "js", "php", "perl", "java", "prisma": // those of producers.md and orms.md: TestProducersPage, TestORMs
 		return nil
 	case "console":
 		if !strings.HasPrefix(b.text, "$ ") && !strings.HasPrefix(b.text, "# ") {

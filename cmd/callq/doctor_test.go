@@ -232,6 +232,12 @@ func TestDoctor(t *testing.T) {
 				w.redis = strings.Replace(w.redis, "://", "://noinfo:pw@", 1)
 			}, "redis version", doctor.Note, "does not tell its version", "refused INFO"},
 		}},
+		{"a full Redis", exitFindings, []harmed{
+			{func(w *world) {
+				w.configureRedis("maxmemory", "1")
+				w.t.Cleanup(func() { w.configureRedis("maxmemory", "0") })
+			}, "redis hand-over", doctor.Problem, "Redis takes no hand-over: OOM", "give it memory"},
+		}},
 		{"Redis", exitFindings, []harmed{
 			{func(w *world) { w.configureRedis("maxmemory-policy", "allkeys-lru") }, "redis eviction", doctor.Problem, "allkeys-lru", "CONFIG SET maxmemory-policy noeviction"},
 		}},

@@ -209,7 +209,8 @@ func TestHandedBack(t *testing.T) {
 	url, arrived, _ := api(t)
 	w.stdin = strings.Repeat(fmt.Sprintf(`{"call_data": {"url": %q}}`+"\n", url), 6)
 	w.do("enqueue", "--from", "-")
-	p := w.spawn("serve") // which claims more than it has slots, for they are all free
+	w.do("dispatch", "--once") // without a worker, some are handed over for the first that comes
+	p := w.spawn("work")
 	receive(t, arrived, "the first runs")
 	receive(t, arrived, "the second runs")
 	if n := one[int](w, `SELECT count(*) FROM callq.call_open`); n <= 2 {

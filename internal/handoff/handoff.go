@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/callq/callq/internal/limit"
@@ -81,13 +82,14 @@ func Read(pool string, t *asynq.Task) (Message, error) {
 }
 
 // Broker is the Redis that a database's attempts go through. What does not get through stays open in Postgres, and recovery
-// sends it again. Once it is open it is safe for concurrent use, but for Deliver and Reachable: these are the dispatcher's.
+// sends it again. It is safe for concurrent use, but for Deliver and Reachable: these are the dispatcher's.
 type Broker struct {
 	DB     DB // says which queues of Redis belong to this database
 	client redis.UniversalClient
 	log    *slog.Logger
-	id     string // of the database, whose queues are its own; several callqs may share a Redis. "": not asked for yet
-	away   bool   // Redis did not take what was last delivered
+	mu     sync.Mutex // of Open
+	id     string     // of the database, whose queues are its own; several callqs may share a Redis. "": not asked for yet
+	away   bool       // Redis did not take what was last delivered
 }
 
 // DB runs statements.
@@ -102,6 +104,8 @@ func New(client redis.UniversalClient, db DB, log *slog.Logger) *Broker {
 
 // Open learns which queues are the database's, if that is not known yet.
 func (b *Broker) Open(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.id != "" {
 		return nil
 	}
@@ -232,19 +236,33 @@ func (b *Broker) Deliver(ctx context.Context, messages []Message) {
 	}
 }
 
-// Reachable reports whether Redis answered when it was last needed, or answers again.
+// Reachable reports whether Redis took what was last handed over, or would take it again.
 func (b *Broker) Reachable(ctx context.Context) bool {
 	if !b.away {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
-	defer cancel()
-	if b.client.Ping(ctx).Err() != nil {
+	if b.Probe(ctx) != nil {
 		return false
 	}
 	b.away = false
 	b.log.InfoContext(ctx, "Redis is back")
 	return true
+}
+
+// Probe asks Redis for what a hand-over needs: a script that writes, on the node where attempts go. One that is full, has lost that
+// part of a cluster or allows no scripts answers a PING all the same.
+func (b *Broker) Probe(ctx context.Context) error {
+	ctx, end, err := b.begin(ctx)
+	defer end()
+	if err != nil {
+		return err
+	}
+	return Probe(ctx, b.client, keyOf(b.Queue(HTTP), "probe"))
+}
+
+// Probe has a script write a key, which Redis removes after a second.
+func Probe(ctx context.Context, client redis.UniversalClient, key string) error {
+	return client.Eval(ctx, `return redis.call('SET', KEYS[1], '', 'PX', 1000)`, []string{key}).Err()
 }
 
 // Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), and the queues of

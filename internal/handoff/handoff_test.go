@@ -268,3 +268,42 @@ func TestCopiesShareARedis(t *testing.T) {
 		t.Errorf("the copy's queue is %s too", queue)
 	}
 }
+
+// A Redis that answers and takes nothing is away: it is full, or its login may run no script. It is back when it takes hand-overs.
+func TestRedisThatTakesNothing(t *testing.T) {
+	t.Parallel()
+	for name, state := range map[string]func(t *testing.T, client *redis.Client) (back func() error){
+		"full": func(t *testing.T, client *redis.Client) func() error {
+			for _, setting := range []string{"maxmemory-policy noeviction", "maxmemory 1"} {
+				key, value, _ := strings.Cut(setting, " ")
+				if err := client.ConfigSet(t.Context(), key, value).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return func() error { return client.ConfigSet(t.Context(), "maxmemory", "0").Err() }
+		},
+		"no scripts": func(t *testing.T, client *redis.Client) func() error {
+			if err := client.Do(t.Context(), "ACL", "SETUSER", "default", "-@scripting").Err(); err != nil {
+				t.Fatal(err)
+			}
+			return func() error { return client.Do(t.Context(), "ACL", "SETUSER", "default", "+@scripting").Err() }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, client := redistest.Start(t, nil, redis.Options{})
+			broker := newBroker(t, client)
+			if err := broker.Probe(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			back := state(t, client)
+			broker.Deliver(t.Context(), messages("a", 1))
+			if err := client.Ping(t.Context()).Err(); err != nil || broker.Reachable(t.Context()) {
+				t.Errorf("it takes nothing, and counts as reachable (ping: %v)", err)
+			}
+			if err := back(); err != nil || !broker.Reachable(t.Context()) {
+				t.Errorf("it takes hand-overs again, and counts as away (%v)", err)
+			}
+		})
+	}
+}
