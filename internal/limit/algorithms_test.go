@@ -203,3 +203,29 @@ func TestFixedWindowRoom(t *testing.T) {
 		t.Errorf("of an unknown time zone only %s count", got)
 	}
 }
+
+// A clock that gains all the time fills a bucket later, and never less: else a call that takes all of a burst would wait for ever.
+func TestBucketFillsWhileTheClockGains(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 28, 9, 0, 0, 0, time.UTC)
+	rate, err := Parse("2/10s", TokenBucket, 3, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const gained = 100 * time.Millisecond
+	fills := 15*time.Second + 15*time.Millisecond + gained // by a clock that may run a thousandth too fast
+	for _, c := range []struct {
+		charges []Charge
+		want    int64
+	}{
+		{nil, 3},
+		{[]Charge{{now.Add(-fills), 3}}, 3},
+		{[]Charge{{now.Add(-fills + time.Millisecond), 3}}, 2},
+		{[]Charge{{now.Add(-2 * fills), 3}, {now.Add(-time.Millisecond), 1}}, 1},
+		{[]Charge{{now, 3}}, 0},
+	} {
+		if got := (Use{Rate: rate, Charges: c.charges}).Room(now, gained); got != c.want {
+			t.Errorf("room after %v is %d, want %d", c.charges, got, c.want)
+		}
+	}
+}

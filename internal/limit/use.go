@@ -127,8 +127,9 @@ func (u Use) level(now time.Time, gained time.Duration) float64 {
 			level -= float64(c.Units)
 		}
 	}
-	fill(now)
-	return level - perSecond*gained.Seconds()
+	// Whenever the clock gained, the bucket is as full as if that had been since the last charge: it fills that much later.
+	level += perSecond * max(0, now.Sub(at).Seconds())
+	return min(float64(u.Rate.Burst), level-perSecond*gained.Seconds())
 }
 
 func (r Rate) perSecond() float64 { return float64(r.Units) / r.Span().Seconds() * 1000 / 1001 }
