@@ -24,6 +24,7 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 	config := pool.Config().ConnConfig.Copy()
 	network, address := pgconn.NetworkAddress(config.Host, config.Port)
 	var swallowed, listens atomic.Int32
+	asked := make(chan struct{})
 	config.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		server, err := new(net.Dialer).DialContext(ctx, network, address)
 		if err != nil {
@@ -32,7 +33,7 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 		ours, theirs := net.Pipe()
 		go func() {
 			defer theirs.Close()
-			_, _ = io.Copy(server, theirs)
+			_, _ = io.Copy(server, io.TeeReader(theirs, pings(asked)))
 		}()
 		go func() {
 			defer server.Close()
@@ -72,7 +73,11 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 		t.Fatalf("%d connections listened, %d bytes swallowed", n, swallowed.Load())
 	}
 	for range 3 { // silence is no end
-		time.Sleep(a.askEvery)
+		select {
+		case <-asked:
+		case <-time.After(time.Minute):
+			t.Fatal("it was not asked for an answer")
+		}
 	}
 	if _, err := pool.Exec(t.Context(), `NOTIFY callq_wake`); err != nil {
 		t.Fatal(err)
@@ -81,4 +86,17 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 	if n := listens.Load(); n != 2 {
 		t.Errorf("%d connections listened", n)
 	}
+}
+
+// pings tells whoever waits that a connection is asked for an answer.
+type pings chan struct{}
+
+func (told pings) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), "-- ping") {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	}
+	return len(p), nil
 }
