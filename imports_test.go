@@ -49,11 +49,12 @@ func TestImports(t *testing.T) {
 		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit", "internal/schema"}, modules: []string{pgx}},
 		{
 			name:    "tasks",
-			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome", "internal/schema"},
+			ours:    []string{"callqueue", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome", "internal/schema", "internal/witness"},
 			modules: []string{pgx, prometheus, redis},
 		},
 		{name: "internal/httptask", ours: []string{"internal/limit", "internal/outcome"}, modules: []string{sys, text}},
 		{name: "internal/outcome"},
+		{name: "internal/witness", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
 		{
 			name: "dispatcher", ours: []string{
 				"internal/schema",

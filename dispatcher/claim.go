@@ -196,7 +196,11 @@ func (c *claimer) look(ctx context.Context, conn *schema.Conn, queue string, wai
 	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.Epoch != s.epoch }) {
 		rollBack(ctx, conn) // whoever locks all limits must hold none
 		c.clock.epoch = ""
-		return s, &outcome{pollIn: minGap, more: true}, c.clock.noteEpoch(ctx, s.epoch)
+		entered, err := c.clock.noteEpoch(ctx, s.epoch)
+		if err == nil && !entered {
+			return s, restFor(judgeEvery), nil
+		}
+		return s, &outcome{pollIn: minGap, more: true}, err
 	}
 	if slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.CompleteSince == nil }) {
 		return s, restFor(time.Second), nil
@@ -229,11 +233,11 @@ func (c *claimer) look(ctx context.Context, conn *schema.Conn, queue string, wai
 
 // restored enters the epoch anew after a restore in place, and forgets what was known of the data.
 func (c *claimer) restored(ctx context.Context) error {
-	entered, err := policy.EnterRestored(ctx, c.cfg.db, c.lowWater.at)
+	e, err := policy.EnterRestored(ctx, c.cfg.db, c.lowWater.at)
 	if err != nil {
 		return err
 	}
-	c.cfg.Logger.WarnContext(ctx, "after a restore the rest of each limit counts as used", "limits", entered)
+	c.cfg.Logger.WarnContext(ctx, "after a restore the rest of each limit counts as used", "limits", e.Limits)
 	c.lowWater, c.scan = lowWater{}, scanWindow{drained: map[string]time.Time{}}
 	return nil
 }

@@ -18,7 +18,9 @@ type clockWatch struct {
 	cfg   *Config
 	clock limit.Clock
 	gains limit.Gains // as of the last reading
-	epoch string      // the last that was noted
+	epoch string      // the last that was entered
+	asks  string      // the last that workers were asked about, and since when
+	asked time.Time
 }
 
 // reading is one of Postgres's clock, and what that clock is known to have gained.
@@ -132,18 +134,32 @@ func (w *clockWatch) gained(l policy.LockedLimit, now time.Time) time.Duration {
 	return w.gains.Within(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
 }
 
-// noteEpoch has the limits enter a new epoch, once for each that this process sees.
-func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) error {
+// noteEpoch has the limits enter a new epoch, once for each that this process sees. It returns false while workers are being
+// asked whether anything is missing.
+func (w *clockWatch) noteEpoch(ctx context.Context, epoch string) (entered bool, err error) {
 	if epoch == w.epoch {
-		return nil
+		return true, nil
 	}
-	entered, err := policy.EnterEpoch(ctx, w.cfg.db)
+	asks := w.asks == epoch
+	if !asks {
+		w.asks, w.asked = epoch, w.cfg.Now()
+	}
+	e, err := policy.EnterEpoch(ctx, w.cfg.db, w.cfg.Failover, w.cfg.Now().Sub(w.asked))
 	if err != nil {
-		return err
+		return false, err
 	}
-	if entered > 0 {
-		w.cfg.Logger.WarnContext(ctx, "after a failover the rest of each limit counts as used", "limits", entered)
+	switch {
+	case e.Verdict == policy.Waiting && asks:
+		return false, nil
+	case e.Verdict == policy.Waiting:
+		w.cfg.Logger.InfoContext(ctx, "Postgres failed over: workers are asked whether anything is missing")
+		return false, nil
+	case e.Judged && e.Verdict == policy.Whole:
+		w.cfg.Logger.InfoContext(ctx, "Postgres failed over, and nothing is missing: limits stay as they were", "limits", e.Limits, "why", e.Why)
+	case e.Judged:
+		w.cfg.Logger.WarnContext(ctx, "Postgres failed over, and what it had committed last may be missing: the rest of each limit counts as used, "+
+			"and calls that were made since may be made again", "limits", e.Limits, "why", e.Why, "since", e.LivedAt, "until", e.SeenAt)
 	}
 	w.epoch = epoch
-	return nil
+	return true, nil
 }

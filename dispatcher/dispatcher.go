@@ -47,6 +47,7 @@ type Config struct {
 	Schedule  Schedule
 	Retention maintenance.Retention
 	Apply     bool                  // apply Policy even so
+	Failover  policy.Failover       // what is assumed of a server that took over; default policy.Witnessed
 	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
 	Flows     int                   // how many flows a claim looks at; default 256
 	Logger    *slog.Logger          // default: none
@@ -99,6 +100,7 @@ func New(cfg Config) (*Dispatcher, error) {
 		return nil, fmt.Errorf("dispatcher: %w", err)
 	}
 	cfg.MaxData, cfg.Flows = cmp.Or(cfg.MaxData, 256<<10), cmp.Or(cfg.Flows, 256)
+	cfg.Failover = cmp.Or(cfg.Failover, policy.Witnessed)
 	cfg.Listen = cmp.Or(cfg.Listen, cfg.Pool.Config().ConnConfig)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Budgets == nil {
@@ -172,7 +174,7 @@ func (d *Dispatcher) Once(ctx context.Context) error {
 // claims and applies nothing. With dryRun, it counts what it would recover, and changes nothing.
 func (d *Dispatcher) Recover(ctx context.Context, dryRun bool) ([]recovery.Recovered, error) {
 	if !dryRun {
-		if err := d.readClock(ctx); err != nil {
+		if err := d.enterEpoch(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -106,7 +106,7 @@ func sliding(name string, units int64, window time.Duration) policy.Limit {
 // dispatcher is a dispatcher under these rules.
 func (s *system) dispatcher(r policy.Policy, changes ...func(*dispatcher.Config)) *dispatcher.Dispatcher {
 	s.t.Helper()
-	config := dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Logger: s.log}
+	config := dispatcher.Config{Pool: s.pool, Redis: s.redis, Policy: r, Failover: policy.Strict, Logger: s.log}
 	for _, change := range changes {
 		change(&config)
 	}

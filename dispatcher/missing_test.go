@@ -197,7 +197,7 @@ func TestOpenedLimitStaysOpen(t *testing.T) {
 	r := rules(sliding("api", 9, month))
 	s.charged(r)
 	s.failOver()
-	s.exec(`DELETE FROM callq.call_meta WHERE name LIKE 'epoch %'`) // the new epoch was not seen before
+	s.exec(`DELETE FROM callq.call_epochs`) // the new epoch was not seen before
 	s.once(r)
 	if _, err := policy.Open(t.Context(), s.pool, "api", "a clean switchover", "an operator"); err != nil {
 		t.Fatal(err)

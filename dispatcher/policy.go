@@ -129,6 +129,9 @@ func (d *Dispatcher) apply(ctx context.Context, s *Settings, always bool) (appli
 func (d *Dispatcher) join(ctx context.Context, s Settings, always bool) error {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
+	if err := d.enterEpoch(ctx); err != nil {
+		return err
+	}
 	changes, kept, err := d.member.Join(ctx, d.cfg.db, s.Policy, always, d.cfg.MaxData)
 	if err != nil {
 		return err

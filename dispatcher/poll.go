@@ -143,7 +143,27 @@ func (d *Dispatcher) readClock(ctx context.Context) error {
 		d.recovery.PostgresAway()
 		return err
 	}
-	return d.clock.noteEpoch(ctx, r.epoch)
+	_, err = d.clock.noteEpoch(ctx, r.epoch)
+	return err
+}
+
+// judgeEvery is how often a new epoch's verdict is asked for while workers are being asked.
+const judgeEvery = 200 * time.Millisecond
+
+// enterEpoch waits until a new epoch is entered, which takes seconds.
+func (d *Dispatcher) enterEpoch(ctx context.Context) error {
+	for {
+		r, err := d.clock.read(ctx, d.cfg.db)
+		if err != nil {
+			return err
+		}
+		if entered, err := d.clock.noteEpoch(ctx, r.epoch); entered || err != nil {
+			return err
+		}
+		if !pause(ctx, judgeEvery) {
+			return ctx.Err()
+		}
+	}
 }
 
 func (d *Dispatcher) view() recovery.View {

@@ -338,7 +338,7 @@ func TestNewEpochShutsForTheTimeout(t *testing.T) {
 func TestLimitPublishedAfterAFailover(t *testing.T) {
 	t.Parallel()
 	const shutSQL = `SELECT known_at IS NULL AND missing_until - send_within - slack - interval '10.2 s' BETWEEN $1 AND clock_timestamp() FROM callq.call_limits`
-	const failover = `UPDATE callq.call_meta SET name = 'epoch older', at = NULL WHERE name LIKE 'epoch %'`
+	const failover = `UPDATE callq.call_epochs SET epoch = 'older'`
 	now := func(s *system) time.Time { return one[time.Time](s, `SELECT clock_timestamp()`) }
 	api := rules(sliding("api", 4, time.Second)) // a timeout of 5 s
 	parallel(t, "before the first tick", func(_ *testing.T, s *system) {
@@ -359,8 +359,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		after := now(s)
 		s.publish(api)
 		s.want(shutSQL, before)
-		s.want(`SELECT at BETWEEN $1 AND $2 FROM callq.call_meta WHERE name = 'epoch ' || callq.epoch()`, before, after)
-		s.want(`SELECT count(*) = 1 FROM callq.call_meta WHERE name LIKE 'epoch %'`)
+		s.want(`SELECT seen_at BETWEEN $1 AND $2 FROM callq.call_epochs WHERE epoch = callq.epoch()`, before, after)
 	})
 	parallel(t, "given a longer window", func(t *testing.T, s *system) {
 		s.publish(api)
@@ -377,7 +376,7 @@ func TestLimitPublishedAfterAFailover(t *testing.T) {
 		s.once(rules())
 		s.exec(failover)
 		s.once(rules())
-		s.exec(`UPDATE callq.call_meta SET at = at - interval '12 s'`)
+		s.exec(`UPDATE callq.call_epochs SET seen_at = seen_at - interval '12 s'`)
 		s.calls("default", 1)
 		s.once(api)
 		s.want(`SELECT count(*) = 1 FROM callq.call_open`)

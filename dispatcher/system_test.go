@@ -86,7 +86,9 @@ func (s *system) publish(r policy.Policy) []string {
 	s.t.Helper()
 	var changes []string
 	if err := dispatcher.Unfrozen(func() (err error) {
-		changes, err = policy.Apply(context.Background(), s.pool, r, "publisher")
+		if _, err = policy.EnterEpoch(context.Background(), s.pool, policy.Strict, 0); err == nil { // as Run does
+			changes, err = policy.Apply(context.Background(), s.pool, r, "publisher")
+		}
 		return err
 	}); err != nil {
 		s.t.Fatal(err)

@@ -179,7 +179,9 @@ CREATE TABLE callq.call_hosts (
     probed_at   timestamptz  -- when a request last counted as arrived without a proof
 ) WITH (fillfactor = 50);
 
--- Workers. http is the settings of a worker's task http, without the values of secrets; NULL: it does not take http.
+-- Workers. http is the settings of a worker's task http, without the values of secrets; NULL: it does not take http. epoch is where
+-- it last spoke. One that lived in another, former, says after a failover whether this server lacks something that it was told was
+-- written (internal/witness): lived_at is its heartbeat as it was found then.
 CREATE TABLE callq.call_workers (
     id         text        PRIMARY KEY,
     pool       text        NOT NULL,
@@ -189,11 +191,26 @@ CREATE TABLE callq.call_workers (
     started_at timestamptz NOT NULL,
     heartbeat_at timestamptz NOT NULL,
     http       jsonb,
+    epoch      text        NOT NULL DEFAULT '',
+    former     text,
+    lived_at   timestamptz,
+    lacks      boolean,
     CONSTRAINT call_workers_labels_check CHECK (cardinality(labels) <= 64 AND octet_length(array_to_string(labels, '')) <= 64 * 255)
 ) WITH (fillfactor = 50);
 
+-- The failover epochs, as dispatchers saw them. verdict says whether anything that a former server had committed is missing here:
+-- 'first' (there was none), 'whole' or 'missing'; NULL: workers are being asked. why is for people. What is missing was written after
+-- lived_at, the latest heartbeat of a former server that this one has.
+CREATE TABLE callq.call_epochs (
+    epoch    text        PRIMARY KEY,
+    seen_at  timestamptz NOT NULL,
+    verdict  text        CHECK (verdict IN ('first', 'whole', 'missing')),
+    why      text,
+    lived_at timestamptz
+);
+
 -- Single facts. 'database': the database's id in Redis. 'max_data': the bound of call_data for enqueue_call. 'ledger': rows with
--- arrived_by up to "at" may have been purged. 'epoch ' and the epoch: it was entered at "at"; NULL: it is the first.
+-- arrived_by up to "at" may have been purged.
 CREATE TABLE callq.call_meta (
     name     text PRIMARY KEY,
     position bigint,
@@ -249,6 +266,6 @@ REVOKE ALL ON FUNCTION callq.purge_versions() FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION callq.purge_versions();
-DROP TABLE callq.call_remotes, callq.call_clock_gains, callq.call_hosts, callq.call_locks, callq.call_audit, callq.call_budgets, callq.call_pauses, callq.call_dispatchers, callq.call_policies, callq.call_meta, callq.call_workers, callq.call_usage,
+DROP TABLE callq.call_remotes, callq.call_epochs, callq.call_clock_gains, callq.call_hosts, callq.call_locks, callq.call_audit, callq.call_budgets, callq.call_pauses, callq.call_dispatchers, callq.call_policies, callq.call_meta, callq.call_workers, callq.call_usage,
     callq.call_queues, callq.call_limit_versions, callq.call_limits;
 DROP FUNCTION callq.alive(timestamptz);

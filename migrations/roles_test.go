@@ -81,7 +81,7 @@ func TestPrivileges(t *testing.T) {
 		{`UPDATE callq.call_audit SET by = 'them'`, nil},
 		{`DELETE FROM callq.call_audit`, nil},
 		{`SELECT count(*) FROM callq.call_limits, callq.call_limit_versions, callq.call_queues, callq.call_policies, callq.call_dispatchers, callq.call_pauses, callq.call_audit,
-			callq.call_usage, callq.call_workers, callq.call_meta, callq.call_locks, callq.call_open, callq.migrations`, []string{daemon, viewer}},
+			callq.call_usage, callq.call_workers, callq.call_epochs, callq.call_meta, callq.call_locks, callq.call_open, callq.migrations`, []string{daemon, viewer}},
 		{`INSERT INTO callq.migrations (version_id, is_applied) VALUES (9, true)`, nil},
 		{`NOTIFY callq_wake`, []string{producer, enqueuer, daemon, viewer, "other"}},
 	} {

@@ -8,14 +8,16 @@ import (
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/schema"
+	"github.com/callq/callq/internal/witness"
 )
 
 // starts groups what attempts ask at once, starts and acknowledgements, into single statements.
 type starts struct {
 	*ledger.Batch[ledger.StartRequest, ledger.StartAnswer]
-	acks   *ledger.Batch[ledger.Running, struct{}]
-	db     schema.DB
-	worker string
+	acks    *ledger.Batch[ledger.Running, struct{}]
+	db      schema.DB
+	worker  string
+	witness witness.Witness
 }
 
 func newStarts(db schema.DB, worker string) *starts {
@@ -45,9 +47,13 @@ const lingerMost = 50 * time.Millisecond
 func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
+	asked := s.witness.Ask()
 	answers, err := ledger.Start(ctx, s.db, s.worker, requests)
 	if ledger.Busy(err) {
-		return ledger.StartFree(ctx, s.db, s.worker, requests)
+		answers, err = ledger.StartFree(ctx, s.db, s.worker, requests)
+	}
+	if err == nil {
+		s.witness.Started(asked, answers)
 	}
 	return answers, err
 }
@@ -56,8 +62,10 @@ func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]l
 func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (answer ledger.StartAnswer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
+	asked := s.witness.Ask()
 	answers, err := ledger.StartFree(ctx, s.db, s.worker, []ledger.StartRequest{request})
 	if err == nil {
+		s.witness.Started(asked, answers)
 		answer = answers[0]
 	}
 	return answer, err

@@ -24,7 +24,7 @@ import (
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/schema"
-	"github.com/jackc/pgx/v5"
+	"github.com/callq/callq/internal/witness"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
@@ -271,9 +271,8 @@ func (w *Worker) heartbeat(ctx context.Context) {
 	beat := func() error {
 		ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
 		defer cancel()
-		_, err := w.db.Exec(ctx, heartbeatSQL, pgx.StrictNamedArgs{
-			"id": w.id, "pool": w.pool, "tasks": w.Tasks(),
-			"labels": append([]string{}, w.cfg.Labels...), "slots": w.cfg.Concurrency, "http": w.httpSettings(),
+		_, err := w.starts.witness.Beat(ctx, w.db, witness.Row{
+			ID: w.id, Pool: w.pool, Tasks: w.Tasks(), Labels: w.cfg.Labels, Slots: w.cfg.Concurrency, HTTP: w.httpSettings(),
 		})
 		return err
 	}
@@ -285,11 +284,6 @@ func (w *Worker) heartbeat(ctx context.Context) {
 		retry(ctx, 50*time.Millisecond, beat, warn)
 	}
 }
-
-const heartbeatSQL = `
-INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, http, started_at, heartbeat_at)
-VALUES (@id, @pool, @tasks, @labels, @slots, @http::jsonb, clock_timestamp(), clock_timestamp())
-ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, http = excluded.http`
 
 // deregister says at once that the worker is no longer alive, so that nothing waits for its heartbeats to be
 // missed. The row stays for a while: it says which pool was last seen.

@@ -14,6 +14,7 @@ import (
 	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/recovery"
 )
 
@@ -79,6 +80,7 @@ claim would find are put back in line. That reads all calls. Nothing is claimed 
 			return db.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
 				d, err := dispatcher.New(dispatcher.Config{
 					Pool: db.pool, Schema: db.cfg.Postgres.Schema, TableSchema: db.cfg.Postgres.TableSchema, Redis: client, Logger: db.logger(db.cfg),
+					Failover: policy.Failover(db.cfg.Postgres.Failover),
 				})
 				if err != nil {
 					return err

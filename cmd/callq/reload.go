@@ -86,7 +86,7 @@ func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Conf
 		Pool: s.pool, Schema: cfg.Postgres.Schema, TableSchema: cfg.Postgres.TableSchema,
 		Redis: s.redis, Budgets: s.budgets, Listen: s.listen, Logger: s.log, Metrics: s.metrics,
 		Policy: now.Policy, Schedule: now.Schedule, Retention: now.Retention,
-		Apply: apply, MaxData: int64(cfg.Calls.MaxData),
+		Apply: apply, MaxData: int64(cfg.Calls.MaxData), Failover: policy.Failover(cfg.Postgres.Failover),
 	}
 }
 

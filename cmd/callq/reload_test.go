@@ -260,7 +260,7 @@ func TestParts(t *testing.T) {
 	must(t, os.WriteFile(secret, []byte(" hidden\n"), 0o600))
 	searchRule := budget.Rule{Rate: limit.Rate{Units: 3, Window: time.Second}, Burst: 9, Shape: budget.Shape{PerKey: true}}
 	cfg := &config.Config{
-		Postgres: config.Postgres{Schema: "own", TableSchema: "theirs"},
+		Postgres: config.Postgres{Schema: "own", TableSchema: "theirs", Failover: "strict"},
 		Limits: map[string]config.Limit{"api": {
 			Anchor: limit.AnchorFinish, Slack: time.Second, SendWithin: 2 * time.Second, Per: "key", Hosts: []string{"h"},
 			RetryAfter: time.Minute, Windows: []config.Window{
@@ -305,7 +305,7 @@ func TestParts(t *testing.T) {
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
 		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3},
 		MaxData:   1000,
-		Schema:    "own", TableSchema: "theirs",
+		Schema:    "own", TableSchema: "theirs", Failover: policy.Strict,
 	}
 	wantWorker := tasks.Config{
 		Schema: "own", TableSchema: "theirs",

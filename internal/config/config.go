@@ -53,6 +53,7 @@ type Postgres struct {
 	QueryMode   string `key:"query_mode" allowed:"cache_statement|cache_describe"` // empty: as the URL says, else cache_statement
 	Schema      string `key:"schema" default:"callq" check:"schema"`               // where callq's own tables and functions stand
 	TableSchema string `key:"table_schema" default:"public" check:"table_schema"`  // where call_queue, call_attempts and enqueue_call do
+	Failover    string `key:"failover" default:"witnessed" allowed:"witnessed|strict|lossless"`
 }
 
 // Redis carries attempts to the workers. Use RedisURL.

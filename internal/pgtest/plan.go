@@ -186,4 +186,4 @@ SELECT id, 1, 0, 1, 1, now(), now(), now(), callq.epoch(), 'http', queue, 'http'
 INSERT INTO public.call_attempts (call_id, attempt, cost, claimed_at, finished_at, arrived_by, outcome, queue, task, key, charged)
 SELECT i, 1, 1, now(), now(), now(), 'done', 'q1', 'http', '', '[]' FROM generate_series(1, 20000) i;
 INSERT INTO callq.call_usage SELECT 'l' || i % 20, '', now() + i * interval '1 ms', i % 4, 1 FROM generate_series(1, 20000) i;
-INSERT INTO callq.call_workers SELECT 'w' || i, 'http', '{http}', '{}', 100, now(), now() FROM generate_series(1, 10) i`
+INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at) SELECT 'w' || i, 'http', '{http}', '{}', 100, now(), now() FROM generate_series(1, 10) i`

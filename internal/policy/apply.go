@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -29,8 +30,10 @@ func Apply(ctx context.Context, pool schema.DB, p Policy, by string) ([]string, 
 
 // apply runs one change of the policy in a transaction, under the lock that lets one applier through at a time.
 func apply(ctx context.Context, pool schema.DB, by string, run func(context.Context, *application) error) ([]string, error) {
-	if _, err := EnterEpoch(ctx, pool); err != nil {
+	if e, err := EnterEpoch(ctx, pool, unsaid, 0); err != nil {
 		return nil, err
+	} else if e.Verdict == Waiting {
+		return nil, ErrUnjudged
 	}
 	a := application{by: by}
 	err := begin(ctx, pool, func(tx pgx.Tx) error {
@@ -47,6 +50,10 @@ func apply(ctx context.Context, pool schema.DB, by string, run func(context.Cont
 	})
 	return a.changes, err
 }
+
+// ErrUnjudged says that nothing can be applied yet.
+var ErrUnjudged = errors.New("after a failover of Postgres, dispatchers ask workers whether anything is missing: " +
+	"see that a dispatcher runs, and try again in 10 s")
 
 // begin runs a transaction whose statements see what was committed while they waited for locks.
 func begin(ctx context.Context, pool schema.DB, run func(pgx.Tx) error) error {
@@ -211,7 +218,6 @@ func (a *application) record(ctx context.Context) error {
 	if err := backlog.WakeAll(ctx, a.tx, a.wake); err != nil {
 		return err
 	}
-	a.audit.Queue(noteEpochSQL)
 	a.audit.Queue(missAfterFailoverSQL, a.put)
 	a.audit.Queue(ledger.AwaitAheadSQL, limit.AheadMost) // it was claimed under the former versions
 	a.audit.Queue(recordSQL, a.put, a.dropped)

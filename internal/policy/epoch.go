@@ -15,52 +15,115 @@ import (
 // that is applied later bounded nobody before, so it is closed for as long. Whoever first sees the epoch writes down when that
 // was. Late is safe.
 
-// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it, and returns how many
-// did. Whoever comes second finds nothing to do.
-func EnterEpoch(ctx context.Context, pool schema.DB) (int64, error) {
-	return enter(ctx, pool, ` WHERE epoch <> callq.epoch()`, func(tx pgx.Tx) (bool, error) {
-		_, err := tx.Exec(ctx, noteEpochSQL)
-		return true, err
+// Epoch is a failover epoch, and what entering it did.
+type Epoch struct {
+	Verdict Verdict
+	Why     string
+	Judged  bool  // the verdict was given now
+	Limits  int64 // that entered it now
+	SeenAt  time.Time
+	LivedAt *time.Time // the latest heartbeat of a former server that is here; nil: there is none
+}
+
+// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. Whoever comes second
+// finds nothing to do. While the verdict is Waiting nothing has entered it: call EnterEpoch again, with how long it has been so.
+// Attempts that are open go on if nothing is missing.
+func EnterEpoch(ctx context.Context, pool schema.DB, failover Failover, asked time.Duration) (e Epoch, err error) {
+	err = begin(ctx, pool, func(tx pgx.Tx) error {
+		if err := lockLimits(ctx, tx, ` WHERE epoch <> callq.epoch()`); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, noteEpochSQL); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, epochSQL).Scan(&e.Verdict, &e.Why, &e.SeenAt, &e.LivedAt); err != nil {
+			return err
+		}
+		if e.Verdict == Waiting && failover != unsaid {
+			return e.judge(ctx, tx, failover, asked)
+		} else if e.Verdict == Waiting {
+			return nil
+		}
+		return e.enter(ctx, tx, ` WHERE epoch <> callq.epoch()`)
 	})
+	return e, ledger.Wrap("enter the epoch", err)
+}
+
+// judge gives the verdict, if there is one, and enters the epoch by it.
+func (e *Epoch) judge(ctx context.Context, tx pgx.Tx, failover Failover, asked time.Duration) error {
+	rows, _ := tx.Query(ctx, testimonySQL, livesFor)
+	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[testimony])
+	if err != nil {
+		return err
+	}
+	if e.Verdict, e.Why = failover.verdict(t, asked); e.Verdict == Waiting {
+		return nil
+	}
+	e.Judged = true
+	if _, err := tx.Exec(ctx, verdictSQL, e.Verdict, e.Why); err != nil {
+		return err
+	}
+	if e.Verdict == Whole {
+		if _, err := tx.Exec(ctx, adoptSQL, t.Former); err != nil {
+			return err
+		}
+	}
+	return e.enter(ctx, tx, ` WHERE epoch <> callq.epoch()`)
+}
+
+// enter has limits enter the epoch.
+func (e *Epoch) enter(ctx context.Context, tx pgx.Tx, where string) error {
+	sql := enterSQL
+	if e.Verdict == Whole {
+		sql = `UPDATE callq.call_limits SET epoch = callq.epoch()`
+	}
+	tag, err := tx.Exec(ctx, sql+where)
+	e.Limits = tag.RowsAffected()
+	return err
 }
 
 // EnterRestored enters the epoch anew for a database that was restored in place: what was given out between the backup and the
 // restore is in no table. Attempts that are open in the restored data may have ended, or may run: they are closed as of another
 // epoch. Another process may have entered it since lastCommit, when this one last saw a claim of its own committed.
-func EnterRestored(ctx context.Context, pool schema.DB, lastCommit time.Time) (int64, error) {
-	return enter(ctx, pool, "", func(tx pgx.Tx) (bool, error) {
-		tag, err := tx.Exec(ctx, restoredSQL, lastCommit)
-		if err != nil || tag.RowsAffected() == 0 {
-			return false, err
-		}
-		_, err = tx.Exec(ctx, `UPDATE callq.call_open SET epoch = epoch || ' before a restore'`)
-		return true, err
-	})
-}
-
-// enter locks limits, and has them enter the epoch if note says so.
-func enter(ctx context.Context, pool schema.DB, where string, note func(pgx.Tx) (bool, error)) (limits int64, err error) {
+func EnterRestored(ctx context.Context, pool schema.DB, lastCommit time.Time) (e Epoch, err error) {
 	err = begin(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT FROM callq.call_limits`+where+` ORDER BY name COLLATE "C" FOR NO KEY UPDATE`); err != nil {
+		if err := lockLimits(ctx, tx, ""); err != nil {
 			return err
 		}
-		if enters, err := note(tx); err != nil || !enters {
+		e.Verdict, e.Why, e.Judged = Missing, "the data were set back under a dispatcher", true
+		tag, err := tx.Exec(ctx, restoredSQL, lastCommit, e.Why)
+		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
-		tag, err := tx.Exec(ctx, enterSQL+where)
-		limits = tag.RowsAffected()
-		return err
+		if _, err := tx.Exec(ctx, `UPDATE callq.call_open SET epoch = epoch || ' before a restore'`); err != nil {
+			return err
+		}
+		return e.enter(ctx, tx, "")
 	})
-	return limits, ledger.Wrap("enter the epoch", err)
+	return e, ledger.Wrap("enter the epoch", err)
 }
 
-// noteEpochSQL keeps one row, of the current epoch. The first epoch has no beginning: there was no server before.
+func lockLimits(ctx context.Context, tx pgx.Tx, where string) error {
+	_, err := tx.Exec(ctx, `SELECT FROM callq.call_limits`+where+` ORDER BY name COLLATE "C" FOR NO KEY UPDATE`)
+	return err
+}
+
+// noteEpochSQL notes an epoch that nobody has seen. What stands in a limit or a worker is of a former server.
 const noteEpochSQL = `
-WITH former AS (DELETE FROM callq.call_meta WHERE name LIKE 'epoch %' AND name <> 'epoch ' || callq.epoch() RETURNING name)
-INSERT INTO callq.call_meta (name, at)
-SELECT 'epoch ' || callq.epoch(), CASE
-    WHEN EXISTS (SELECT FROM former) OR EXISTS (SELECT FROM callq.call_limits WHERE epoch <> callq.epoch()) THEN clock_timestamp() END
-ON CONFLICT (name) DO NOTHING`
+INSERT INTO callq.call_epochs (epoch, seen_at, verdict, lived_at)
+SELECT callq.epoch(), clock_timestamp(),
+    CASE WHEN NOT EXISTS (SELECT FROM callq.call_epochs) AND NOT EXISTS (SELECT FROM callq.call_limits WHERE epoch <> callq.epoch())
+    THEN 'first' END,
+    (SELECT max(CASE WHEN epoch = callq.epoch() THEN lived_at ELSE heartbeat_at END) FILTER (WHERE isfinite(heartbeat_at)) FROM callq.call_workers)
+ON CONFLICT (epoch) DO NOTHING`
+
+// Whoever judges waits for whoever judges already.
+const epochSQL = `
+SELECT coalesce(verdict, ''), coalesce(why, ''), seen_at, lived_at FROM callq.call_epochs WHERE epoch = callq.epoch() FOR UPDATE`
+
+const verdictSQL = `UPDATE callq.call_epochs SET verdict = $1, why = $2 WHERE epoch = callq.epoch()`
+
+const adoptSQL = `UPDATE callq.call_open SET epoch = callq.epoch() WHERE epoch = ANY($1::text[])`
 
 // A limit that is not counted yet has bounded nobody. Nor has one of which more than the rate was missing when it entered the
 // epoch before, if that may still count. What it was lowered by since then bounds both.
@@ -75,14 +138,15 @@ SET epoch = callq.epoch(), missing_until = greatest(missing_until, clock_timesta
 // count for them. Their rows are locked: they have just been written.
 const missAfterFailoverSQL = `
 UPDATE callq.call_limits l
-SET missing_until = greatest(l.missing_until, m.at + ` + mayArriveForSQL + `)
-FROM callq.call_meta m
-WHERE m.name = 'epoch ' || callq.epoch() AND m.at IS NOT NULL AND l.name = ANY($1)
+SET missing_until = greatest(l.missing_until, m.seen_at + ` + mayArriveForSQL + `)
+FROM callq.call_epochs m
+WHERE m.epoch = callq.epoch() AND m.verdict = 'missing' AND l.name = ANY($1)
   AND (l.missing_until IS NOT NULL OR l.complete_since IS NULL) -- else an operator has opened it`
 
 const restoredSQL = `
-INSERT INTO callq.call_meta AS m (name, at) VALUES ('epoch ' || callq.epoch(), clock_timestamp())
-ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE (m.at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
+INSERT INTO callq.call_epochs AS m (epoch, seen_at, verdict, why) VALUES (callq.epoch(), clock_timestamp(), 'missing', $2)
+ON CONFLICT (epoch) DO UPDATE SET seen_at = excluded.seen_at, verdict = excluded.verdict, why = excluded.why, lived_at = NULL
+WHERE m.verdict <> 'missing' OR (m.seen_at BETWEEN $1 AND clock_timestamp()) IS NOT TRUE`
 
 // mayArriveForSQL is how long after a failover a request of the former server may arrive. A handler whose claim or start never
 // reached the new server may send until its timeout, unless the limit is anchored at the start.

@@ -87,7 +87,9 @@ func (r *Recoverer) closeFormer(ctx context.Context, v View) (int, error) {
 	return r.close(ctx, v, formerWhere, r.lost("Postgres failed over or was restored while the attempt was open"))
 }
 
-const formerWhere = `o.epoch <> (SELECT callq.epoch())`
+// While workers are asked whether anything is missing, these attempts are left alone: if nothing is, they go on.
+const formerWhere = `o.epoch <> (SELECT callq.epoch())
+    AND (SELECT verdict IS NOT NULL FROM callq.call_epochs WHERE epoch = callq.epoch())`
 
 // lost closes attempts that may have been sent. Their starts bound them. Whether one of a former epoch without a start had
 // started there is unknown, so it is charged as of now.
@@ -121,7 +123,8 @@ func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 	})
 }
 
-const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp()
+// One of a former epoch may have started there.
+const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp() AND o.epoch = (SELECT callq.epoch())
     AND EXISTS (SELECT 1 FROM callq.call_workers WHERE callq.alive(heartbeat_at))`
 
 // prove ends the doubt about attempts without an answer. A later request to their host was answered, or one is to ask whether the

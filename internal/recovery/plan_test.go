@@ -17,7 +17,7 @@ func TestPlans(t *testing.T) {
 		"expire":       {SQL: expireSQL, Uses: []string{"call_queue_pkey id"}},
 		"lost":         {SQL: overdueSQL + lostWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id"}},
 		"unstarted":    {SQL: overdueSQL + unstartedWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id"}},
-		"former epoch": {SQL: overdueSQL + formerWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id"}},
+		"former epoch": {SQL: overdueSQL + formerWhere, Uses: []string{"call_open_batch_idx batch", "call_queue_pkey id", "call_epochs_pkey epoch"}},
 		"clean usage":  {SQL: cleanUsageSQL, Uses: []string{"call_usage_pkey limit_name"}},
 	})
 }

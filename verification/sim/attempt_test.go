@@ -13,15 +13,16 @@ import (
 // attempt is the life of an attempt on a worker, as tasks/attempt.go has it.
 type attempt struct {
 	loaded
-	k      *worker
-	life   int // of the worker: a later one knows nothing of it
-	token  int64
-	slot   bool
-	asked  bool
-	begun  bool // started, as far as the worker knows
-	m0     time.Duration
-	answer ledger.StartAnswer // what the last statement said, whether heard or not
-	sendBy time.Duration      // 0: no bound
+	k       *worker
+	life    int // of the worker: a later one knows nothing of it
+	token   int64
+	slot    bool
+	asked   bool
+	begun   bool // started, as far as the worker knows
+	m0      time.Duration
+	answer  ledger.StartAnswer // what the last statement said, whether heard or not
+	askedAt int64              // for the witness
+	sendBy  time.Duration      // 0: no bound
 
 	written bool
 	sent    time.Duration  // the write returned

@@ -143,7 +143,7 @@ func (l *lane) take(pool string) (m handoff.Message, ok bool, err error) {
 
 const clearSQL = `
 TRUNCATE call_queue, callq.call_clock_gains, callq.call_open, call_attempts, callq.call_limits, callq.call_limit_versions, callq.call_queues, callq.call_pauses,
-    callq.call_policies, callq.call_dispatchers, callq.call_audit, callq.call_usage, callq.call_hosts, callq.call_remotes, callq.call_workers, callq.call_meta, callq.call_inbox, callq.call_flows, callq.call_segments RESTART IDENTITY`
+    callq.call_policies, callq.call_dispatchers, callq.call_audit, callq.call_usage, callq.call_hosts, callq.call_remotes, callq.call_workers, callq.call_epochs, callq.call_meta, callq.call_inbox, callq.call_flows, callq.call_segments RESTART IDENTITY`
 
 // base is when a simulation begins.
 var base = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -29,7 +29,7 @@ type process struct {
 func (p *process) start() {
 	p.life++
 	d, err := dispatcher.New(dispatcher.Config{
-		Pool: p.w.lane.dispatchers, Redis: p.w.lane.client, Policy: p.w.set.rules, Flows: p.w.set.lines,
+		Pool: p.w.lane.dispatchers, Redis: p.w.lane.client, Policy: p.w.set.rules, Flows: p.w.set.lines, Failover: p.w.set.failover,
 		Now:    func() time.Time { return base.Add(p.w.mutant.monotonic(p.w.now)) },
 		Random: func(n int64) int64 { return p.w.rng.Int64N(n) },
 		Logger: slog.New(&notes{p}),
@@ -37,7 +37,22 @@ func (p *process) start() {
 	p.w.must(err)
 	p.d, p.down, p.frozen = d, false, 0
 	p.w.note(0, "", "dispatcher %d starts", p.n)
+	p.join()
+}
+
+// join has the process apply its rules, once workers have been asked what a failover lost.
+func (p *process) join() {
 	p.w.beat()
+	if p.w.turns > 0 && p.w.unjudged() {
+		p.turn(true)
+		life := p.life
+		p.w.after(p.w.between(0, time.Second), func() {
+			if life == p.life {
+				p.join()
+			}
+		})
+		return
+	}
 	p.w.watch(func() {
 		if err := p.d.Once(p.w.ctx); err != nil && !p.w.redisDown {
 			p.w.must(err)

@@ -23,12 +23,14 @@ type saved struct {
 // failOver is a promotion: a new epoch. Some lose what was committed last.
 func (w *world) failOver() {
 	if w.chance(0.3) {
+		w.beat()
 		w.promote()
 		return
 	}
 	if w.saved != nil { // another is about to happen
 		return
 	}
+	w.beat()
 	w.lane.copyTables(w, w.lane.saveSQL)
 	w.savedAt = w.now
 	w.saved = &saved{map[int64]fate{}, operators{w.set.rules, maps.Clone(w.overrides), maps.Clone(w.pauses)}, w.intBetween(1, 30)}
@@ -54,6 +56,7 @@ func (w *world) loseSince(s *saved) {
 	if w.saved != s {
 		return
 	}
+	w.beat()
 	w.lane.copyTables(w, w.lane.restoreSQL)
 	for _, id := range slices.Sorted(maps.Keys(w.calls)) {
 		if f, ok := s.fates[id]; ok {
@@ -78,6 +81,14 @@ func (w *world) promote() {
 	w.note(0, "", "Postgres fails over")
 	w.stir()
 }
+
+// unjudged says whether workers are still to say what a failover lost: until then nothing is applied.
+func (w *world) unjudged() (waits bool) {
+	w.must(w.lane.workers.QueryRow(w.ctx, unjudgedSQL).Scan(&waits))
+	return waits
+}
+
+const unjudgedSQL = `SELECT NOT EXISTS (SELECT FROM callq.call_epochs WHERE epoch = callq.epoch() AND verdict IS NOT NULL)`
 
 func (l *lane) copyTables(w *world, sql string) {
 	w.must(l.workers.AcquireFunc(w.ctx, func(conn *pgxpool.Conn) error {

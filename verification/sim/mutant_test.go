@@ -4,25 +4,27 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/policy"
 )
 
 // mutant turns rules off, one in each of mutants, to prove that the simulation would notice.
 type mutant struct {
-	rough      bool          // the faults are many
-	calm       bool          // much to do, in short windows, and no faults but those of the mutant
-	secondSend bool          // what is delivered twice is sent twice
-	newM0      bool          // m0 is read anew when a start is asked for again
-	early      bool          // units that are given out ahead are used at once
-	openGate   bool          // nothing is too late for the gate
-	resends    bool          // half of the requests are sent again
-	noRecall   bool          // a lower rate or a pause recalls nothing
-	late       bool          // queues close all the time
-	queues     bool          // the API always stands still at times
-	ackIsLater bool          // what is acknowledged counts as read
-	anyAnswer  bool          // so does what was acknowledged before any answer, whenever that request was written
-	slow       bool          // half of the requests take the API as long as they may
-	timeout    time.Duration // of all queues; 0: each has its own
-	often      func(*world)  // happens some times more than it would
+	rough      bool            // the faults are many
+	calm       bool            // much to do, in short windows, and no faults but those of the mutant
+	secondSend bool            // what is delivered twice is sent twice
+	newM0      bool            // m0 is read anew when a start is asked for again
+	early      bool            // units that are given out ahead are used at once
+	openGate   bool            // nothing is too late for the gate
+	resends    bool            // half of the requests are sent again
+	noRecall   bool            // a lower rate or a pause recalls nothing
+	late       bool            // queues close all the time
+	queues     bool            // the API always stands still at times
+	ackIsLater bool            // what is acknowledged counts as read
+	anyAnswer  bool            // so does what was acknowledged before any answer, whenever that request was written
+	slow       bool            // half of the requests take the API as long as they may
+	timeout    time.Duration   // of all queues; 0: each has its own
+	often      func(*world)    // happens some times more than it would
+	failover   policy.Failover // "": as the setting has it
 	turn       func(*world)
 	close      func(*world, *attempt, *ledger.Closing)
 	retention  func(*world)

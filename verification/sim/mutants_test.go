@@ -8,6 +8,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/limit"
 	"github.com/jackc/pgx/v5"
 )
@@ -104,11 +105,18 @@ func mutants() []struct {
 			undo: `DROP TRIGGER longer ON callq.call_open; DROP FUNCTION sim.longer()`,
 		}},
 		{"a failover loses nothing", []string{over}, mutant{
-			often: (*world).failOver,
+			often: (*world).failOver, failover: policy.Strict,
 			sql: `CREATE FUNCTION sim.opened() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.missing_until := '2000-01-01'; RETURN NEW; END $$;
 				CREATE TRIGGER opened BEFORE UPDATE ON callq.call_limits FOR EACH ROW WHEN (NEW.missing_until IS NOT NULL) EXECUTE FUNCTION sim.opened()`,
 			undo: `DROP TRIGGER opened ON callq.call_limits; DROP FUNCTION sim.opened()`,
+		}},
+		{"workers find whatever they were told", []string{over}, mutant{
+			often: (*world).failOver, failover: policy.Witnessed,
+			sql: `CREATE FUNCTION sim.found() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.lacks := NEW.lacks AND false; RETURN NEW; END $$;
+				CREATE TRIGGER found BEFORE INSERT OR UPDATE ON callq.call_workers FOR EACH ROW EXECUTE FUNCTION sim.found()`,
+			undo: `DROP TRIGGER found ON callq.call_workers; DROP FUNCTION sim.found()`,
 		}},
 		{"what counts is not counted anew", []string{over}, mutant{
 			often: (*world).republish,

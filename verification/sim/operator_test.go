@@ -45,7 +45,7 @@ func (w *world) setLimit(l policy.Limit) {
 	if !w.used(l.Name) {
 		return
 	}
-	if w.saved != nil { // a raise that a failover loses is outside the promise
+	if w.saved != nil || w.unjudged() { // a raise that a failover loses is outside the promise
 		return
 	}
 	r := l.Rate
@@ -78,7 +78,7 @@ func (w *world) setLimit(l policy.Limit) {
 }
 
 func (w *world) resetLimit(l policy.Limit) {
-	if !w.used(l.Name) {
+	if !w.used(l.Name) || w.unjudged() {
 		return
 	}
 	w.note(0, l.Name, "an operator resets the limit")
@@ -97,6 +97,9 @@ func (w *world) used(name string) bool {
 // republish changes the config and has it read again. What would change how long requests travel is
 // left as it was, for some are on their way.
 func (w *world) republish() {
+	if w.unjudged() {
+		return
+	}
 	rules := policy.Policy{Limits: slices.Clone(w.set.rules.Limits), Queues: slices.Clone(w.set.rules.Queues)}
 	l := &rules.Limits[w.rng.IntN(len(rules.Limits))]
 	l.Slack, l.SendWithin = w.set.slack([]string{l.Name}), sendWithin(*l)
@@ -204,7 +207,9 @@ func (w *world) paused(r *request) bool {
 
 // resumeAll undoes what would keep calls waiting for good.
 func (w *world) resumeAll() {
-	_, err := w.lane.workers.Exec(w.ctx, `DELETE FROM callq.call_pauses`)
+	_, err := policy.EnterEpoch(w.ctx, w.lane.workers, policy.Strict, 0) // nothing is applied before
+	w.must(err)
+	_, err = w.lane.workers.Exec(w.ctx, `DELETE FROM callq.call_pauses`)
 	w.must(err)
 	clear(w.pauses)
 	clear(w.doors)

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -33,7 +34,8 @@ type setting struct {
 	apiErrors   float64
 	refusals    float64          // beside those when the API refuses everything
 	pulses      map[string]pulse // hours to what they mean
-	queues      bool             // the API stands still at times, and its kernel takes requests in; limits have no slack
+	failover    policy.Failover
+	queues      bool // the API stands still at times, and its kernel takes requests in; limits have no slack
 }
 
 // kind is how large a world is.
@@ -63,6 +65,7 @@ func draw(w *world) setting {
 		queues:      w.chance(0.5),
 		keys:        []string{""},
 		hurries:     25,
+		failover:    pick(w, policy.Witnessed, policy.Witnessed, policy.Strict),
 	}
 	units := pick[int64](w, 1, 2, 3, 5, 10, 20, 40)
 	switch {
@@ -77,7 +80,7 @@ func draw(w *world) setting {
 		s.slots = pick(w, 64, 128, 256)
 		s.loss, s.refusals = min(s.loss, 0.02), min(s.refusals, 0.01)
 	}
-	s.queues = s.queues || w.mutant.queues
+	s.queues, s.failover = s.queues || w.mutant.queues, cmp.Or(w.mutant.failover, s.failover)
 	if w.mutant.calm {
 		s.trouble, s.loss, s.apiErrors, s.refusals = 0, 0, 0, 0
 		s.window, units, s.slots = time.Second, 20, 32

@@ -85,6 +85,13 @@ func (k *worker) askStart(a *attempt) {
 	}
 	k.starts.asked = append(k.starts.asked, a)
 	send(k, &k.starts, k.executeStarts, func(batch []*attempt, ok bool) {
+		if ok && len(batch) > 0 {
+			answers := make([]ledger.StartAnswer, len(batch))
+			for i, a := range batch {
+				answers[i] = a.answer
+			}
+			k.witness.Started(batch[0].askedAt, answers)
+		}
 		for _, a := range batch {
 			a.startAnswered(ok)
 		}
@@ -92,7 +99,7 @@ func (k *worker) askStart(a *attempt) {
 }
 
 func (k *worker) executeStarts(batch []*attempt) {
-	requests := make([]ledger.StartRequest, len(batch))
+	requests, asked := make([]ledger.StartRequest, len(batch)), k.witness.Ask()
 	for i, a := range batch {
 		requests[i] = ledger.StartRequest{
 			CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Epoch: a.Epoch, Timeout: a.Timeout,
@@ -107,7 +114,7 @@ func (k *worker) executeStarts(batch []*attempt) {
 	for _, answer := range answers {
 		i := slices.IndexFunc(batch, func(a *attempt) bool { return a.token == answer.Token })
 		a := batch[i]
-		a.answer = answer
+		a.answer, a.askedAt = answer, asked
 		if answer.StartedAt != nil {
 			if answer.Loaded {
 				a.learn(answer.Work)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
+	"github.com/callq/callq/internal/witness"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -34,6 +36,8 @@ type worker struct {
 	starts   lane1[*attempt]
 	closes   lane1[*recording]
 	closer   ledger.Closer
+	witness  *witness.Witness
+	epoch    string // in which it last spoke
 	beatAt   time.Duration
 	arrivals arrivals
 }
@@ -53,7 +57,7 @@ func (w *world) startWorkers() {
 func (k *worker) start() {
 	k.life++
 	k.dead, k.taking, k.messages, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
-	k.running = nil
+	k.running, k.witness, k.epoch = nil, &witness.Witness{}, ""
 	k.starts, k.closes, k.arrivals = lane1[*attempt]{}, lane1[*recording]{}, arrivals{}
 	k.id = fmt.Sprintf("w%d.%d", k.n, k.life)
 	k.w.note(0, "", "worker %s starts", k.id)
@@ -110,7 +114,7 @@ func (k *worker) die() {
 	k.w.after(k.w.between(0, 20*time.Second), k.start)
 }
 
-// beat writes the beats that are due before the dispatchers look. tasks/worker.go: every 2 s.
+// beat writes the beats that are due before the dispatchers look, or before a failover. tasks/worker.go: every 2 s.
 func (w *world) beat() {
 	var ids, pools, tasks []string
 	var slots []int
@@ -125,6 +129,12 @@ func (w *world) beat() {
 			continue
 		}
 		k.beatAt = at
+		if !k.dead && k.frozen <= w.now && (k.epoch != w.lane.epoch || w.chance(0.1)) {
+			_, err := k.witness.Beat(w.ctx, schema.Names{}.In(w.lane.workers), witness.Row{ID: k.id, Pool: k.pool, Tasks: k.tasks, Slots: k.slots})
+			w.must(err)
+			k.epoch = w.lane.epoch
+			continue
+		}
 		ids, pools, ago = append(ids, k.id), append(pools, k.pool), append(ago, w.now-at)
 		tasks, slots = append(tasks, strings.Join(k.tasks, ",")), append(slots, k.slots)
 	}
@@ -135,8 +145,8 @@ func (w *world) beat() {
 }
 
 const beatSQL = `
-INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
-SELECT id, pool, string_to_array(tasks, ','), '{}', slots, clock_timestamp(), clock_timestamp() - ago
+INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at, epoch)
+SELECT id, pool, string_to_array(tasks, ','), '{}', slots, clock_timestamp(), clock_timestamp() - ago, callq.epoch()
 FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::interval[]) AS w (id, pool, tasks, slots, ago)
 ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, slots = excluded.slots`
 

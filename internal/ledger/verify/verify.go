@@ -178,6 +178,13 @@ WITH events AS (
         WHERE @since::timestamptz IS NULL OR at >= @since) e
     WHERE n <= 5
     GROUP BY kind
+), failovers AS (
+    SELECT verdict, string_agg(coalesce(CASE verdict WHEN 'missing' THEN to_char(lived_at, @time) || ' to ' END, '')
+        || to_char(seen_at, @time) || ' (' || why || ')', '; ' ORDER BY seen_at) AS list
+    FROM (SELECT *, row_number() OVER (PARTITION BY verdict ORDER BY seen_at DESC) AS n FROM callq.call_epochs
+        WHERE verdict <> 'first' AND (@since::timestamptz IS NULL OR seen_at >= @since)) e
+    WHERE n <= 5
+    GROUP BY verdict
 )
 SELECT text
 FROM (VALUES
@@ -186,8 +193,10 @@ FROM (VALUES
     ELSE coalesce('the ledger holds every attempt that arrived after ' || (SELECT to_char(at, @time) FROM callq.call_meta WHERE name = 'ledger')
             || ': retention has removed attempts of calls up to then',
         'the ledger holds every attempt: retention has removed none that was sent') END),
-    ('Postgres failed over, or was restored, by ' || (SELECT to_char(max(at), @time) FROM callq.call_meta WHERE name LIKE 'epoch %')
-        || ': what it had lost of before is in no table'),
+    ('Postgres failed over, and nothing was missing, unless a worker began and died in the last seconds before: '
+        || (SELECT list FROM failovers WHERE verdict = 'whole')),
+    ('Postgres failed over, or was restored, and what it had lost of before is in no table; calls that were made then may have been '
+        || 'made again: ' || (SELECT list FROM failovers WHERE verdict = 'missing')),
     (CASE WHEN NOT EXISTS (SELECT FROM last WHERE kind IN ('gain', 'loss')) THEN
         'Postgres''s clock was not set: no dispatcher saw it gain or lose anything' END),
     ('Postgres''s clock gained what dispatchers saw, by which windows are longer, and no more: '
