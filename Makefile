@@ -5,7 +5,8 @@ LINT_VERSION := v2.15.0
 TOOLS := $(or $(XDG_CACHE_HOME),$(if $(HOME),$(HOME)/.cache),$(CURDIR)/.tools)/callq/tools
 LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 INSTALL = go run -C verification $(RACE) ./install
-SERVERS = go run -C verification $(RACE) ./servers
+# PG=16, 17 or 18: npm's Postgres of that version instead of the installed one.
+SERVERS = go run -C verification $(RACE) ./servers $(addprefix -pg ,$(PG))
 
 # What of verification/ `make test` runs. The rest has targets of its own.
 JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
@@ -39,7 +40,7 @@ LONGEST := ./dispatcher ./cmd/callq ./tasks ./internal/handoff
 TEST := go test -p $(shell getconf _NPROCESSORS_ONLN) -vet=all -timeout 11m
 
 test: RACE := -race
-test: ## every test with go vet's checks, and with the race detector what has goroutines
+test: ## every test with go vet's checks, and with the race detector what has goroutines. PG=16, 17 or 18: on that Postgres
 	go build -race ./...
 	@$(INSTALL)
 	$(SERVERS) -C .. sh -c '$(TEST) -race $(LONGEST) $$(go list ./... | grep -vE $(PLAIN))'
