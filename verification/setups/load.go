@@ -61,7 +61,7 @@ func newWorld(ctx context.Context, on *stage, s *servers) (w *world, err error) 
 	}
 	on.later(w.api.Close)
 	text := fmt.Sprintf("postgres: %s\nredis: %s\nhttp: {listen: off}\nhttp_task: {private_hosts: [127.0.0.1]}\nworker: {shutdown_timeout: 10s}\n"+
-		"limits: {api: {rate: %d/%s}}\nqueues: {default: {limits: [api]}}\n", s.postgres, s.redis, rate, window)
+		"limits: {api: {rate: %d/%s}}\nqueues: {default: {limits: [api], timeout: 10s}}\n", s.postgres, s.redis, rate, window)
 	if err := os.WriteFile(w.config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -187,7 +187,9 @@ func (w *world) await(ctx context.Context, requests int) error {
 
 // settle waits until every call has ended and no attempt is open.
 func (w *world) settle(ctx context.Context) error {
-	return until(ctx, "all calls end", func() error {
+	ctx, cancel := context.WithTimeout(ctx, drainWithin)
+	defer cancel()
+	return wait(ctx, "all calls end", func() error {
 		return w.sql(ctx, func(conn *pgx.Conn) error {
 			var waiting, open int
 			err := conn.QueryRow(ctx, settledSQL).Scan(&waiting, &open)
@@ -255,7 +257,7 @@ func (w *world) judge(ctx context.Context, ids []int64) error {
 		if n > 1 {
 			w.again++
 		}
-		if c.Status != "done" || n != 1 && !(w.twice && n > 1) {
+		if c.Status != "done" || n == 0 || n > 1 && !w.twice {
 			wrong = append(wrong, fmt.Errorf("call %d is %s, and was made %d times", c.ID, c.Status, n))
 		}
 	}

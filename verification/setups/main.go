@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -184,10 +185,10 @@ func try(ctx context.Context, s setup, missing error, on *stage) (r result) {
 // printTable prints a line for each set-up, then what was wrong.
 func printTable(out io.Writer, chosen []setup, results []result) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "set-up\tversion\t\tsettings\ttime\tsaw")
+	fmt.Fprintln(w, "set-up\tversion\tworks\t\tsettings\ttime\tsaw")
 	for i, s := range chosen {
 		r := results[i]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.0fs\t%s\n", s.name, s.version, r, s.settings, r.took.Seconds(), r.saw)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.0fs\t%s\n", s.name, s.version, cmp.Or(s.works, "yes"), r, s.settings, r.took.Seconds(), r.saw)
 	}
 	if err := w.Flush(); err != nil {
 		return err

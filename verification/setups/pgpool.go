@@ -13,6 +13,13 @@ import (
 // such a set-up works but for that, and docs/deploying.md says so.
 const readsFollowWrites = false
 
+func balancedReads() string {
+	if readsFollowWrites {
+		return "yes"
+	}
+	return "in part"
+}
+
 // pgpool is a pgpool-II in front of a primary and its standby, which is a second behind. With balance, reads may go to the standby.
 func pgpool(balance bool) func(context.Context, *stage) (*servers, error) {
 	return func(ctx context.Context, on *stage) (*servers, error) {

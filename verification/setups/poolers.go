@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"syscall"
@@ -36,7 +37,13 @@ func (on *stage) pgbouncer(ctx context.Context, postgres *database, mode string,
 	if err != nil {
 		return nil, "", err
 	}
-	return p, "postgres://postgres@127.0.0.1:" + port + "/postgres", nil
+	return p, "postgres://postgres@127.0.0.1:" + port + "/postgres", until(ctx, "pgbouncer listens", func() error {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", "127.0.0.1:"+port)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
 }
 
 // away kills a pooler and starts it again after two seconds.

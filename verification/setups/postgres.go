@@ -22,7 +22,7 @@ type database struct {
 func (d *database) url() string { return "postgres://postgres@127.0.0.1:" + d.port + "/postgres" }
 
 // postgres starts a Postgres of npm's version, or else the installed one.
-func (on *stage) postgres(ctx context.Context, version string, settings ...string) (*database, error) {
+func (on *stage) postgres(ctx context.Context, version string) (*database, error) {
 	cfg := local.Postgres{}
 	if version != "" {
 		var err error
@@ -30,7 +30,7 @@ func (on *stage) postgres(ctx context.Context, version string, settings ...strin
 			return nil, err
 		}
 	}
-	return on.postgresWith(ctx, cfg, settings...)
+	return on.postgresWith(ctx, cfg)
 }
 
 // postgresWith starts a Postgres with settings, each as name=value.

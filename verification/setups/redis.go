@@ -97,7 +97,7 @@ func redisTLS(ctx context.Context, on *stage) (*servers, error) {
 	return on.withPostgres(ctx, section, losesAll(server))
 }
 
-// aclRules are what callq's user of Redis may do: docs/operating.md has the same.
+// aclRules are what callq's user of Redis may do, as docs/deploying.md has it.
 const aclRules = "~asynq:* ~callq:* resetchannels -@all +hello +ping +info +evalsha +eval +blmove +sadd +srem +sismember " +
 	"+smembers +lrange +zrange +del +multi +exec +time +get +set +exists +hset +hdel +hget +hvals +hkeys +lpush +rpush +rpoplpush " +
 	"+lrem +lset +lindex +ltrim +zadd +zcard +zrem +zrevrange +zrangebyscore +zremrangebyrank +zremrangebyscore +incr +expireat " +
@@ -197,7 +197,7 @@ func valkeyAlone(ctx context.Context, on *stage) (*servers, error) {
 
 // sentinelFailover is a primary that dies, two replicas, and three sentinels that promote one.
 func sentinelFailover(ctx context.Context, on *stage) (*servers, error) {
-	primary, err := on.redis(ctx, nil)
+	primary, err := on.redis(ctx, map[string]string{"repl-diskless-sync-delay": "0"})
 	if err != nil {
 		return nil, err
 	}

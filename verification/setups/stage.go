@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -119,10 +120,15 @@ func (p *process) end(sig syscall.Signal) {
 	}
 }
 
-// until waits until something holds.
+// until waits until something holds, for a minute at most.
 func until(ctx context.Context, what string, holds func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	return wait(ctx, what, holds)
+}
+
+// wait is until for as long as ctx.
+func wait(ctx context.Context, what string, holds func() error) error {
 	for {
 		err := holds()
 		if err == nil {
@@ -138,29 +144,34 @@ func until(ctx context.Context, what string, holds func() error) error {
 
 // freePort is a port of the loopback interface that nobody listens on.
 func freePort() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
+	ports, err := freePorts(1)
 	if err != nil {
 		return "", err
 	}
-	defer listener.Close()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	return port, err
+	return ports[0], nil
 }
 
+// freePorts are several. None is one that the system gives to clients: one of those could take the port of a server that is away.
 func freePorts(n int) (ports []string, err error) {
+	const first, last = 15000, 32000
 	var listeners []net.Listener // all are open at once: no port comes twice
-	for range n {
-		listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
-		if err != nil {
-			return nil, err
+	defer func() {
+		for _, listener := range listeners {
+			_ = listener.Close()
 		}
-		listeners = append(listeners, listener)
-		ports = append(ports, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
+	}()
+	for range 100 * n {
+		port := strconv.Itoa(first + rand.IntN(last-first))
+		var listener net.Listener
+		if listener, err = net.Listen("tcp", "127.0.0.1:"+port); err != nil { //nolint:noctx // closed at once
+			continue
+		}
+		listeners, ports = append(listeners, listener), append(ports, port)
+		if len(ports) == n {
+			return ports, nil
+		}
 	}
-	for _, listener := range listeners {
-		_ = listener.Close()
-	}
-	return ports, nil
+	return nil, err
 }
 
 // asPostgres is how a program runs as the user postgres, which servers ask for that refuse to run as root. Any other user than
