@@ -9,7 +9,7 @@ INSTALL = go run -C verification $(RACE) ./install
 SERVERS = go run -C verification $(RACE) ./servers $(addprefix -pg ,$(PG))
 
 # What of verification/ `make test` runs. The rest has targets of its own.
-JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./setups ./sim
+JUDGES := ./fakeapi ./install ./model/... ./npmpostgres ./oracle ./servers ./setups ./sim
 
 # These have no goroutines, but for the model's explorers: the race detector would see nothing there, and take most of their
 # time. Everything else is built with it, these tools too: building go-redis a second time takes half a minute.

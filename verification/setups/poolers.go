@@ -72,14 +72,21 @@ func pgbouncerTransaction(ctx context.Context, on *stage) (*servers, error) {
 	return s, nil
 }
 
+// ignoreParameters is a pgbouncer's setting: what callq sets in its sessions, but for what each pgbouncer passes on.
+func ignoreParameters() string {
+	ignored := slices.DeleteFunc(slices.Sorted(maps.Keys(ledger.Settings())), func(name string) bool {
+		return slices.Contains([]string{"application_name", "client_encoding", "timezone"}, name)
+	})
+	return "ignore_startup_parameters = " + strings.Join(ignored, ", ")
+}
+
 // pgbouncerSession gives each of callq's connections a session, but drops what callq sets in it.
 func pgbouncerSession(ctx context.Context, on *stage) (*servers, error) {
 	postgres, err := on.postgres(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	ignored := strings.Join(slices.Sorted(maps.Keys(ledger.Settings())), ", ")
-	pooler, through, err := on.pgbouncer(ctx, postgres, "session", "ignore_startup_parameters = "+ignored)
+	pooler, through, err := on.pgbouncer(ctx, postgres, "session", ignoreParameters())
 	if err != nil {
 		return nil, err
 	}

@@ -62,7 +62,7 @@ func setups() []setup {
 		{name: "Patroni with a lost primary", version: "3.0", settings: severalHosts + "; `synchronous_mode` in Patroni", debian: patroniPackages(), run: underLoad(patroniKill)},
 		{name: "hot standby as the URL", version: "15", run: hotStandby},
 		{name: "pgbouncer in transaction mode", version: "1.18", settings: "`postgres.query_mode`, `postgres.direct_url`", short: true, debian: []string{"pgbouncer"}, run: underLoad(pgbouncerTransaction)},
-		{name: "pgbouncer in session mode", version: "1.18", settings: "`ignore_startup_parameters` in pgbouncer", debian: []string{"pgbouncer"}, run: underLoad(pgbouncerSession)},
+		{name: "pgbouncer in session mode", version: "1.18", settings: "`ignore_startup_parameters` below", debian: []string{"pgbouncer"}, run: underLoad(pgbouncerSession)},
 		{name: "pgbouncer in statement mode", version: "1.18", works: "no", debian: []string{"pgbouncer"}, run: pgbouncerRefused},
 		{name: "pgpool-II without load balancing", version: "4.3", settings: "`load_balance_mode = off` in pgpool", debian: []string{"pgpool2"}, run: underLoad(pgpool(false))},
 		{name: "pgpool-II with load balancing", version: "4.3", works: balancedReads(), debian: []string{"pgpool2"}, run: underLoad(pgpool(true))},

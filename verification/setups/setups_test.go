@@ -51,13 +51,18 @@ func TestRowsOfSetups(t *testing.T) {
 	}
 }
 
-// The rights of Redis's user that docs/deploying.md names are those that the suite gives it.
-func TestRightsInRedis(t *testing.T) {
+// The blocks of docs/deploying.md are what the suite gives the servers.
+func TestSettingsOfServers(t *testing.T) {
 	t.Parallel()
-	_, rest, _ := strings.Cut(deploying(t), "```acl\n")
-	block, _, _ := strings.Cut(rest, "```")
-	if got, want := strings.Join(strings.Fields(block), " "), aclRules; got != want {
-		t.Errorf("docs/deploying.md has the rights\n%s\nwant\n%s", got, want)
+	var blocks []string
+	for _, rest := range strings.Split(deploying(t), "```text\n")[1:] {
+		block, _, _ := strings.Cut(rest, "```")
+		blocks = append(blocks, strings.Join(strings.Fields(block), " "))
+	}
+	for _, want := range []string{ignoreParameters(), aclRules} {
+		if !slices.Contains(blocks, want) {
+			t.Errorf("docs/deploying.md has no block of\n%s", want)
+		}
 	}
 }
 
