@@ -81,6 +81,9 @@ load_balance_mode = %s
 		}
 		through := "postgres://postgres@127.0.0.1:" + ports[0] + "/postgres"
 		s.postgres = fmt.Sprintf("{url: %q}", through)
+		if balance && !readsFollowWrites { // migrations that read at the standby may fail
+			s.postgres = fmt.Sprintf("{url: %q, direct_url: %q}", through, primary.url())
+		}
 		if !balance || readsFollowWrites {
 			s.after = readsItsWrites
 		}
