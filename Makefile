@@ -5,17 +5,18 @@ LINT_VERSION := v2.15.0
 TOOLS := $(or $(XDG_CACHE_HOME),$(if $(HOME),$(HOME)/.cache),$(CURDIR)/.tools)/callq/tools
 LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
 INSTALL = go run -C verification $(RACE) ./install
-SERVERS = go run -C verification $(RACE) ./servers
+# PG=16, 17 or 18: npm's Postgres of that version instead of the installed one.
+SERVERS = go run -C verification $(RACE) ./servers $(addprefix -pg ,$(PG))
 
 # What of verification/ `make test` runs. The rest has targets of its own.
-JUDGES := ./fakeapi ./install ./model/... ./oracle ./servers ./sim
+JUDGES := ./fakeapi ./install ./model/... ./npmpostgres ./oracle ./servers ./setups ./sim
 
 # These have no goroutines, but for the model's explorers: the race detector would see nothing there, and take most of their
 # time. Everything else is built with it, these tools too: building go-redis a second time takes half a minute.
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short loss limits kill kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,7 +40,7 @@ LONGEST := ./dispatcher ./cmd/callq ./tasks ./internal/handoff
 TEST := go test -p $(shell getconf _NPROCESSORS_ONLN) -vet=all -timeout 11m
 
 test: RACE := -race
-test: ## every test with go vet's checks, and with the race detector what has goroutines
+test: ## every test with go vet's checks, and with the race detector what has goroutines. PG=16, 17 or 18: on that Postgres
 	go build -race ./...
 	@$(INSTALL)
 	$(SERVERS) -C .. sh -c '$(TEST) -race $(LONGEST) $$(go list ./... | grep -vE $(PLAIN))'
@@ -103,6 +104,13 @@ producers: deps ## ORMs and drivers write calls as callq_producer: nothing is ma
 
 producers-short: deps ## the same with those that CI runs
 	$(SERVERS) go run ./producers -short $(ARGS)
+
+# Each has servers of its own. Their packages are Debian's and npm's. One that cannot be had is left out.
+servers: deps ## the set-ups of Postgres and Redis of docs/deploying.md, each with its fault in the middle: never over, nothing lost. ARGS="-only Patroni,Redis" for some. As root; five minutes
+	go run -C verification ./setups $(ARGS)
+
+servers-short: deps ## the same with those that CI runs, and fewer calls
+	go run -C verification ./setups -short $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root
 	@$(IP)

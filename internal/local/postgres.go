@@ -24,6 +24,7 @@ type Postgres struct {
 	Dir      string            // where it keeps its data; default: a temporary folder that Stop removes
 	Settings map[string]string // as in postgresql.conf; max_connections is 200 by default
 	Env      []string          // variables of the server's environment, beside this process's
+	Binaries string            // the folder of postgres and initdb; default: where FindPostgres finds them
 	Log      io.Writer         // receives what the server writes; default: nowhere
 }
 
@@ -57,8 +58,11 @@ func StartPostgres(ctx context.Context, cfg Postgres) (*PostgresServer, error) {
 // prepare makes the cluster and the socket's folder, and chooses the user that Postgres runs as. The cluster is
 // made under another name and renamed, so that half a cluster is never used.
 func (s *PostgresServer) prepare(ctx context.Context) (err error) {
-	if s.program, err = FindPostgres(); err != nil {
-		return err
+	s.program = Program{Dir: s.cfg.Binaries, Name: "postgres"}
+	if s.cfg.Binaries == "" {
+		if s.program, err = FindPostgres(); err != nil {
+			return err
+		}
 	}
 	s.program.Env = append(s.program.Env, s.cfg.Env...)
 	s.data = filepath.Join(s.folder.path, "data")

@@ -1,10 +1,11 @@
 // Servers runs a command with its own Postgres and Redis:
 //
-//	go run -C verification ./servers [-C DIR] COMMAND [ARGUMENT...]
+//	go run -C verification ./servers [-C DIR] [-pg VERSION] COMMAND [ARGUMENT...]
 //
 // It runs the command in DIR, with the servers' addresses in TEST_DATABASE_URL and TEST_REDIS_URL, and a folder for files of
 // more servers in TEST_TMPDIR. It exits with the command's exit code. The servers stop with the command, and their folders
-// are removed. They trade safety for speed: their data does not survive a crash of the machine.
+// are removed. They trade safety for speed: their data does not survive a crash of the machine. With -pg 16, 17 or 18, Postgres
+// is npm's of that version, which comes first on the command's PATH too.
 package main
 
 import (
@@ -18,20 +19,38 @@ import (
 	"syscall"
 
 	"github.com/callq/callq/internal/local"
+	"github.com/callq/callq/verification/npmpostgres"
 )
 
 func main() {
 	dir := flag.String("C", "", "the folder to run the command in")
+	version := flag.String("pg", "", "the version of Postgres, of npm's: 16, 17 or 18; default: the one that is installed")
 	flag.Parse()
 	if flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "usage: servers [-C DIR] COMMAND [ARGUMENT...]")
+		fmt.Fprintln(os.Stderr, "usage: servers [-C DIR] [-pg VERSION] COMMAND [ARGUMENT...]")
 		os.Exit(2)
 	}
-	code, err := run(*dir, flag.Args())
+	code := 1
+	err := usePostgres(*version)
+	if err == nil {
+		code, err = run(*dir, flag.Args())
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "servers:", err)
 	}
 	os.Exit(code)
+}
+
+// usePostgres puts npm's Postgres of a version first on PATH, where this program and the command's look for one.
+func usePostgres(version string) error {
+	if version == "" {
+		return nil
+	}
+	binaries, err := npmpostgres.Install(context.Background(), version)
+	if err != nil {
+		return err
+	}
+	return os.Setenv("PATH", binaries+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
 // run runs the command in dir and returns its exit code.
