@@ -27,6 +27,11 @@ func (w *world) failOver() {
 		w.promote()
 		return
 	}
+	w.lag()
+}
+
+// lag has the standby lag, and then promotes it.
+func (w *world) lag() {
 	if w.saved != nil { // another is about to happen
 		return
 	}

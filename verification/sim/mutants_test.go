@@ -112,7 +112,7 @@ func mutants() []struct {
 			undo: `DROP TRIGGER opened ON callq.call_limits; DROP FUNCTION sim.opened()`,
 		}},
 		{"workers find whatever they were told", []string{over}, mutant{
-			often: (*world).failOver, failover: policy.Witnessed,
+			often: (*world).lag, failover: policy.Witnessed,
 			sql: `CREATE FUNCTION sim.found() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					NEW.lacks := NEW.lacks AND false; RETURN NEW; END $$;
 				CREATE TRIGGER found BEFORE INSERT OR UPDATE ON callq.call_workers FOR EACH ROW EXECUTE FUNCTION sim.found()`,
