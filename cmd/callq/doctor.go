@@ -13,6 +13,7 @@ import (
 
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/doctor"
+	"github.com/callq/callq/internal/policy"
 )
 
 func doctorCommand(a *app) *cobra.Command {
@@ -68,7 +69,12 @@ func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor
 	if err := a.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
 		return nil, err
 	}
-	return doctor.Postgres(ctx, schemas(cfg).In(pool))
+	found, err := doctor.Postgres(ctx, schemas(cfg).In(pool))
+	if err != nil || cfg.Postgres.Failover != string(policy.Lossless) {
+		return found, err
+	}
+	losses, err := doctor.Losses(ctx, schemas(cfg).In(pool))
+	return append(found, losses...), err
 }
 
 func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []doctor.Finding, err error) {

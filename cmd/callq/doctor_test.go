@@ -127,7 +127,8 @@ func TestDoctor(t *testing.T) {
 			{sql(`ALTER FUNCTION enqueue_call OWNER TO postgres`), "owner", doctor.Note, "belong to a superuser, postgres", "docs/operating.md"},
 			{sql(`ALTER DATABASE own SET statement_timeout = '2s'`), "settings", doctor.Note, "cut short", "SET statement_timeout = 0"},
 			{func(w *world) { w.do("limits", "set", "api", "5/1h") }, "set by hand", doctor.Note, "limit api has a rate that an operator set", "callq limits reset api"},
-			{sql(`UPDATE callq.call_limits SET known_at = now(), missing_until = now() + interval '1 hour'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
+			{sql(`UPDATE callq.call_limits SET known_at = now(), missing_until = now() + interval '50 minutes'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
+			{sql(`INSERT INTO callq.call_epochs VALUES ('former', now(), 'missing', 'worker w', now() - interval '2 s')`), "failovers", doctor.Note, "made again, and calls that were inserted then are gone (worker w)", "callq verify"},
 			{func(w *world) { w.do("queues", "pause", "default") }, "set by hand", doctor.Note, "queue default is paused: by an operator", "callq queues resume default"},
 			{func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "set by hand", doctor.Note, "limit api, key acct_42 is paused: by an operator", "callq limits resume api --key acct_42"},
 		}},
@@ -204,6 +205,13 @@ func TestDoctor(t *testing.T) {
 			{sql(`UPDATE callq.call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "1 waiting calls cost more than limit api has in all", "callq limits reset api, or callq calls cancel"},
 			{sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},
 			{sql(`ALTER TABLE callq.call_audit SET (autovacuum_enabled = off); INSERT INTO callq.call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM callq.call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
+		}},
+		{"a limit is short for long", exitFindings, []harmed{
+			{sql(`UPDATE callq.call_limits SET known_at = now(), missing_until = now() + interval '1 day'`), "limits", doctor.Problem, "what was left of limit api", "limits open"},
+			{func(w *world) {
+				sql(`ALTER DATABASE own SET synchronous_commit = 'local'`)(w)
+				w.config += "postgres: {failover: lossless}\n"
+			}, "failover", doctor.Problem, "lossless, but a failover may lose commits: synchronous_commit is local", "postgres.failover: witnessed"},
 		}},
 		{"overdue", exitFindings, []harmed{
 			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now(), now() - interval '1 minute' FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts are past their deadline", "callq maintain sweep"},

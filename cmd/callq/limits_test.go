@@ -152,6 +152,9 @@ func TestLimitsOpen(t *testing.T) {
 	}
 	has(t, w.run("verify").stdout, "who opened limits by hand knew ", "opened: the switch was clean")
 	w.exec(`UPDATE callq.call_limits SET missing_until = now() + interval '10 s', known_at = NULL WHERE name = 'stripe'`)
+	if out := strings.Join(strings.Fields(w.do("limits", "list")), " "); !strings.Contains(out, "(if you know what was sent: callq limits open stripe)") {
+		t.Error(out)
+	}
 	say(map[string]string{
 		"limits list": "shut: what it has used may be missing until ", "calls why 1": "limit stripe is shut: what it has used may be missing until ",
 		"doctor": "limit stripe is shut until ",

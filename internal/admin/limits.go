@@ -70,8 +70,11 @@ func (l Limit) StateText() string {
 	} else if l.State == "open" && l.Room == 0 && !l.Idle() {
 		text = "full"
 	}
-	if l.State == "open" && l.Missing > 0 {
-		text += ", but for " + l.missingText()
+	switch {
+	case l.State == "open" && l.Missing > 0:
+		text += ", but for " + l.missingText() + l.vouchText()
+	case l.State == shutMissing:
+		text += l.vouchText()
 	}
 	if l.InDoubt > 0 {
 		text += fmt.Sprintf(", %d in doubt", l.InDoubt)
@@ -88,6 +91,10 @@ func (l Limit) stateUntil(state string) string {
 
 func (l Limit) missingText() string {
 	return fmt.Sprintf("%d units that may be missing and count as used until %s", l.Missing, Instant(l.MissingUntil))
+}
+
+func (l Limit) vouchText() string {
+	return " (if you know what was sent: callq limits open " + l.Name + ")"
 }
 
 // rate is that of the key that uses most, or that was asked about.

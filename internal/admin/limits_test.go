@@ -66,6 +66,7 @@ func TestProblemsOfAShutLimit(t *testing.T) {
 		{"open", nil, nil, 0, 0},
 		{"open", &at, &at, 0, 1},
 		{shutMissing, &at, &at, 0, 1},
+		{"open", &at, new(at.Add(2 * time.Hour)), 1, 0},
 		{shutMissing, nil, &at, 1, 0},
 		{"shut: counting its usage", nil, nil, 1, 0},
 		{"shut: counting its usage", nil, &at, 2, 0},
@@ -73,7 +74,7 @@ func TestProblemsOfAShutLimit(t *testing.T) {
 	} {
 		l := Limit{
 			Name: "api", Queues: []string{"q"}, LimitUse: LimitUse{State: c.state, MissingUntil: c.missing},
-			limitFacts: limitFacts{KnownAt: c.known},
+			limitFacts: limitFacts{KnownAt: c.known, now: at},
 		}
 		problems, notes := 0, 0
 		for _, p := range (&Status{Limits: []Limit{l}}).Problems() {

@@ -284,7 +284,9 @@ func (l Limit) addProblems(list *findings) {
 		list.add(about, "limit %s is shut until %s: of what was sent before, some may be missing (%s, or retention had "+
 			"removed it before the limit was as it is)", l.Name, until, lost)
 	default:
-		about.Level = Note
+		if l.MissingUntil.Sub(l.now) < time.Hour {
+			about.Level = Note
+		}
 		list.add(about, "what was left of limit %s at %s counts as used until %s: %s, and of what was given out last some "+
 			"may be missing", l.Name, Instant(l.KnownAt), until, lost)
 	}

@@ -74,6 +74,7 @@ func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 		{"status", status},
 		{"set by hand", asks(byHandSQL)},
 		{"clock steps", asks(clockStepsSQL)},
+		{"failovers", asks(failoversSQL)},
 		{"overdue attempts", asks(overdueSQL)},
 		{"held rows", asks(heldSQL)},
 		{"calls set aside", asks(setAsideSQL)},
