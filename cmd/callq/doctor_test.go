@@ -127,7 +127,7 @@ func TestDoctor(t *testing.T) {
 			{sql(`ALTER FUNCTION enqueue_call OWNER TO postgres`), "owner", doctor.Note, "belong to a superuser, postgres", "docs/operating.md"},
 			{sql(`ALTER DATABASE own SET statement_timeout = '2s'`), "settings", doctor.Note, "cut short", "SET statement_timeout = 0"},
 			{func(w *world) { w.do("limits", "set", "api", "5/1h") }, "set by hand", doctor.Note, "limit api has a rate that an operator set", "callq limits reset api"},
-			{sql(`UPDATE callq.call_limits SET known_at = now(), missing_until = now() + interval '50 minutes'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
+			{sql(`UPDATE callq.call_limits SET known_at = now(), missing_until = now() - interval '10 minutes'`), "limits", doctor.Note, "what was left of limit api", "limits open"},
 			{sql(`INSERT INTO callq.call_epochs VALUES ('former', now(), 'missing', 'worker w', now() - interval '2 s')`), "failovers", doctor.Note, "made again, and calls that were inserted then are gone (worker w)", "callq verify"},
 			{func(w *world) { w.do("queues", "pause", "default") }, "set by hand", doctor.Note, "queue default is paused: by an operator", "callq queues resume default"},
 			{func(w *world) { w.do("limits", "pause", "api", "--key", "acct_42") }, "set by hand", doctor.Note, "limit api, key acct_42 is paused: by an operator", "callq limits resume api --key acct_42"},

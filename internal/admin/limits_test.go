@@ -100,7 +100,7 @@ func TestProblemBehindNotes(t *testing.T) {
 	var s Status
 	for range 12 {
 		l := Limit{Name: "missing", Queues: []string{"q"}, LimitUse: LimitUse{State: "open", MissingUntil: &at}}
-		l.KnownAt = &at
+		l.KnownAt, l.now = &at, at
 		s.Limits = append(s.Limits, l)
 	}
 	s.Limits = append(s.Limits, Limit{Name: "last", Queues: []string{"q"}, LimitUse: LimitUse{State: "shut: counting its usage"}})
