@@ -146,6 +146,7 @@ type recorder struct {
 	nearlyFull func() bool // the worker's slots are
 	wakes      chan struct{}
 	unused     atomic.Bool // units among what came free were given back
+	ended      ended
 }
 
 func newRecorder(db schema.DB, log *slog.Logger, nearlyFull func() bool) *recorder {
@@ -182,6 +183,7 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 		return nil, err
 	}
 	r.freed(closings)
+	r.ended.add(closings)
 	answers := make([]error, len(closings))
 	for i, c := range closings {
 		if slices.Contains(busy, c.CallID) {

@@ -99,6 +99,20 @@ func (r *running) outlivesFrom(a *attempt, at time.Time) {
 	}
 }
 
+// vouched are the attempts that have started.
+func (r *running) vouched() (list []ledger.Vouched) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for a, p := range r.of {
+		if !p.outlives.IsZero() {
+			list = append(list, ledger.Vouched{
+				CallID: a.callID, Attempt: a.number, Token: a.token, StartedAt: a.From, Within: a.Timeout + time.Second,
+			})
+		}
+	}
+	return list
+}
+
 // keepOpen puts off the deadlines of attempts that outlive their timeouts. A handler that does not return when its
 // context ends may still send. So its attempt stays open, and its units occupied, for as long as its worker is alive. So
 // does an attempt whose outcome waits to be recorded, for somebody's transaction say: the call would be made again.

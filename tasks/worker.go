@@ -24,7 +24,6 @@ import (
 	"github.com/callq/callq/internal/httptask"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/schema"
-	"github.com/callq/callq/internal/witness"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
@@ -80,6 +79,7 @@ type session struct {
 	recorder *recorder
 	running  *running
 	budgets  *budget.Store
+	vouches  bool // a failover was seen, and what this worker knows is still to be written again; of the heartbeats
 	// serving is Run's context: when it ends the worker drains. handling is the handlers': it is cancelled, with that as its
 	// cause, when the shutdown timeout has passed. recording is that of statements: it outlives handling by recordGrace.
 	serving, handling, recording context.Context
@@ -268,14 +268,7 @@ const heartbeatEvery = 2 * time.Second
 // heartbeat tells the dispatchers, every heartbeatEvery, that this worker is alive and what it can take. It stops when the
 // worker drains, so that nothing more is sent to it.
 func (w *Worker) heartbeat(ctx context.Context) {
-	beat := func() error {
-		ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
-		defer cancel()
-		_, err := w.starts.witness.Beat(ctx, w.db, witness.Row{
-			ID: w.id, Pool: w.pool, Tasks: w.Tasks(), Labels: w.cfg.Labels, Slots: w.cfg.Concurrency, HTTP: w.httpSettings(),
-		})
-		return err
-	}
+	beat := func() error { return w.beat(ctx) }
 	warn := func(err error) { w.log.WarnContext(ctx, "heartbeat failed", "err", err) }
 	if retry(ctx, 50*time.Millisecond, beat, warn) {
 		w.recorder.wake() // there may be calls that waited for such a worker

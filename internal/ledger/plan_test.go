@@ -16,6 +16,7 @@ func TestPlans(t *testing.T) {
 		"refused":          {SQL: refusedSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_meta_pkey name"}},
 		"close, unlimited": {SQL: closeSQL(false, false), Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
 		"close":            {SQL: closeSQL(true, true), Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
+		"vouch":            {SQL: vouchSQL, Uses: []string{"call_open_pkey call_id"}},
 		"open":             {SQL: openSQL, Uses: []string{"call_open_pkey call_id"}},
 	})
 }

@@ -26,7 +26,8 @@ WITH found AS MATERIALIZED (
 INSERT INTO callq.call_workers AS w (id, pool, tasks, labels, slots, http, started_at, heartbeat_at, epoch, former, lived_at, lacks)
 SELECT @id, @pool, @tasks::text[], @labels::text[], @slots, @http::jsonb, clock_timestamp(), clock_timestamp(), callq.epoch(),
     nullif(@former, ''), lived_at,
-    CASE WHEN @former <> '' THEN lacks_starts OR (lived_at >= @beat_at::timestamptz) IS NOT TRUE END
+    CASE WHEN @former <> '' THEN lacks_starts OR (lived_at >= @beat_at::timestamptz) IS NOT TRUE
+        WHEN lacks_starts THEN true END
 FROM found
 ON CONFLICT (id) DO UPDATE
 SET heartbeat_at = excluded.heartbeat_at, http = excluded.http, epoch = excluded.epoch,

@@ -13,16 +13,17 @@ import (
 // attempt is the life of an attempt on a worker, as tasks/attempt.go has it.
 type attempt struct {
 	loaded
-	k       *worker
-	life    int // of the worker: a later one knows nothing of it
-	token   int64
-	slot    bool
-	asked   bool
-	begun   bool // started, as far as the worker knows
-	m0      time.Duration
-	answer  ledger.StartAnswer // what the last statement said, whether heard or not
-	askedAt int64              // for the witness
-	sendBy  time.Duration      // 0: no bound
+	k         *worker
+	life      int // of the worker: a later one knows nothing of it
+	token     int64
+	slot      bool
+	asked     bool
+	begun     bool       // started, as far as the worker knows
+	startedAt *time.Time // if so
+	m0        time.Duration
+	answer    ledger.StartAnswer // what the last statement said, whether heard or not
+	askedAt   int64              // for the witness
+	sendBy    time.Duration      // 0: no bound
 
 	written bool
 	sent    time.Duration  // the write returned
@@ -95,7 +96,7 @@ func (a *attempt) startAnswered(ok bool) {
 	case a.answer.StartedAt == nil && !k.w.mutant.secondSend:
 		a.free()
 	default:
-		a.begun = true
+		a.begun, a.startedAt = true, a.answer.StartedAt
 		freeAt := a.notBefore
 		if starts := a.m0 + a.answer.Wait; starts > freeAt {
 			freeAt, a.m0 = k.w.now+a.answer.Wait, starts

@@ -8,8 +8,8 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 )
 

@@ -143,14 +143,15 @@ type recording struct {
 	a *attempt
 	c ledger.Closing
 	// wait is how long until it is tried again.
-	wait time.Duration
+	wait  time.Duration
+	again bool // it had been recorded, and a failover may have lost that
 }
 
 // record writes an outcome down, for as long as that takes; only then is the slot free.
 func (k *worker) record(a *attempt, c ledger.Closing) {
 	k.w.mutant.closing(k.w, a, &c)
 	k.w.note(a.CallID, "", "attempt %d ends for %s: %s, then %s %s", a.Attempt, k.id, c.Outcome, c.Status, c.Error)
-	k.tryRecord(&recording{a, c, 20 * time.Millisecond})
+	k.tryRecord(&recording{a: a, c: c, wait: 20 * time.Millisecond})
 }
 
 func (k *worker) tryRecord(r *recording) {
@@ -158,7 +159,12 @@ func (k *worker) tryRecord(r *recording) {
 	send(k, &k.closes, k.executeCloses, func(batch []*recording, ok bool) {
 		for _, r := range batch {
 			if ok {
-				r.a.free()
+				if !r.again {
+					r.a.free()
+				}
+				if r.a.begun && !r.again {
+					k.ended = append(k.ended[max(0, len(k.ended)-49):], r)
+				}
 				continue
 			}
 			wait := r.wait

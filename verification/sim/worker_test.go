@@ -37,7 +37,8 @@ type worker struct {
 	closes   lane1[*recording]
 	closer   ledger.Closer
 	witness  *witness.Witness
-	epoch    string // in which it last spoke
+	epoch    string       // in which it last spoke
+	ended    []*recording // that had begun, the last 50
 	beatAt   time.Duration
 	arrivals arrivals
 }
@@ -57,7 +58,7 @@ func (w *world) startWorkers() {
 func (k *worker) start() {
 	k.life++
 	k.dead, k.taking, k.messages, k.busy, k.waiting, k.beatAt = false, false, 0, 0, nil, -1
-	k.running, k.witness, k.epoch = nil, &witness.Witness{}, ""
+	k.running, k.witness, k.epoch, k.ended = nil, &witness.Witness{}, "", nil
 	k.starts, k.closes, k.arrivals = lane1[*attempt]{}, lane1[*recording]{}, arrivals{}
 	k.id = fmt.Sprintf("w%d.%d", k.n, k.life)
 	k.w.note(0, "", "worker %s starts", k.id)
@@ -130,9 +131,12 @@ func (w *world) beat() {
 		}
 		k.beatAt = at
 		if !k.dead && k.frozen <= w.now && (k.epoch != w.lane.epoch || w.chance(0.1)) {
-			_, err := k.witness.Beat(w.ctx, schema.Names{}.In(w.lane.workers), witness.Row{ID: k.id, Pool: k.pool, Tasks: k.tasks, Slots: k.slots})
+			spoke, err := k.witness.Beat(w.ctx, schema.Names{}.In(w.lane.workers), witness.Row{ID: k.id, Pool: k.pool, Tasks: k.tasks, Slots: k.slots})
 			w.must(err)
 			k.epoch = w.lane.epoch
+			if spoke {
+				k.vouch()
+			}
 			continue
 		}
 		ids, pools, ago = append(ids, k.id), append(pools, k.pool), append(ago, w.now-at)
@@ -141,6 +145,30 @@ func (w *world) beat() {
 	if len(ids) > 0 {
 		_, err := w.lane.dispatchers.Exec(w.ctx, beatSQL, ids, pools, tasks, slots, ago)
 		w.must(err)
+	}
+}
+
+// vouch says what the worker runs and has ended, and records again how that ended: tasks/vouch.go.
+func (k *worker) vouch() {
+	var attempts []ledger.Vouched
+	add := func(a *attempt, within time.Duration) {
+		if a.startedAt != nil {
+			attempts = append(attempts, ledger.Vouched{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, StartedAt: *a.startedAt, Within: within})
+		}
+	}
+	for _, a := range k.running {
+		add(a, a.Timeout+time.Second)
+	}
+	for _, r := range k.ended {
+		add(r.a, time.Minute)
+	}
+	vouched, err := ledger.Vouch(k.w.ctx, k.w.lane.workers, k.id, attempts)
+	k.w.must(err)
+	k.w.note(0, "", "worker %s vouches for %v", k.id, vouched)
+	for _, r := range k.ended {
+		if slices.Contains(vouched, r.c.CallID) {
+			k.tryRecord(&recording{a: r.a, c: r.c, wait: 20 * time.Millisecond, again: true})
+		}
 	}
 }
 
