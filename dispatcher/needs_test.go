@@ -206,6 +206,32 @@ func TestNeedsWithoutRedis(t *testing.T) {
 	}
 }
 
+// A budget with which something is wrong that does not pass holds up its queue, even if it is open, and no other.
+func TestNeedsOfABudgetThatIsRefused(t *testing.T) {
+	t.Parallel()
+	for what, harm := range map[string]func(*system){
+		"another's key": func(s *system) { s.redis.LPush(t.Context(), "callq:budget:{search}", "x") },
+		"no row":        func(s *system) { s.exec(`DELETE FROM callq.call_budgets`) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := newSystem(t)
+			p := needing(3, func(b *policy.Budget) { b.OnOutage = "open" })
+			p.Queues = append(p.Queues, queue("other"))
+			s.alive(100)
+			s.calls("default", 5)
+			s.calls("other", 5)
+			s.publish(p)
+			harm(s)
+			d := s.dispatcher(p)
+			for range 2 {
+				s.tick(d)
+			}
+			s.want(`SELECT array_agg(DISTINCT queue) = '{other}' AND count(*) = 5 FROM callq.call_open`)
+		})
+	}
+}
+
 // While Redis is gone under load, draws on a closed budget stop, those on an open one go through and are counted, and no call is
 // lost. REDIS_GONE says for how long (1s).
 //

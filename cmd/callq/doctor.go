@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/doctor"
 )
@@ -68,7 +69,14 @@ func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor
 	if err := a.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
 		return nil, err
 	}
-	return doctor.Postgres(ctx, schemas(cfg).In(pool))
+	db := schemas(cfg).In(pool)
+	found, err := doctor.Postgres(ctx, db)
+	if err != nil {
+		return found, err
+	}
+	budgets, _ := admin.Budgets(ctx, db) // what is wrong with Postgres was said
+	readBudgets(ctx, cfg, budgets)
+	return append(found, doctor.Budgets(budgets)...), nil
 }
 
 func (a *app) examineRedis(ctx context.Context, cfg *config.Config) (findings []doctor.Finding, err error) {

@@ -14,7 +14,6 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -194,11 +193,8 @@ func run(
 			args = append(u.Rule.args(args, u.Key, shard%max(u.Rule.Shards, 1), near[i]), u.N)
 		}
 		answer, err := script.Run(ctx, client, keys, append(args, more...)...).Int64Slice()
-		if redis.HasErrorPrefix(err, "CROSSSLOT") {
-			err = fmt.Errorf("on a cluster, budgets that are drawn on at once must have one name up to the first slash: %w", err)
-		}
 		if err != nil || answer[0] != -1 {
-			return answer, err
+			return answer, judged(err)
 		}
 		near[answer[1]-1] = time.UnixMicro(answer[2])
 	}
