@@ -65,7 +65,7 @@ func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor
 	if err != nil {
 		return nil, err
 	}
-	defer pool.Close()
+	defer closeSoon(pool)
 	if err := a.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
 		return nil, err
 	}
