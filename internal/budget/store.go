@@ -49,8 +49,10 @@ func (s *Store) Rule(ctx context.Context, name string) (e Effective, err error) 
 			return e, err
 		}
 	}
-	return e, &LastingError{"add it under budgets in the configuration of serve or dispatch, and reload (SIGHUP) or restart them",
-		errors.New("no such budget is in force")}
+	return e, &LastingError{
+		"add it under budgets in the configuration of serve or dispatch, and reload (SIGHUP) or restart them",
+		errors.New("no such budget is in force"),
+	}
 }
 
 const readWithin = 5 * time.Second
