@@ -60,6 +60,7 @@ func TestIsAway(t *testing.T) {
 		{&pgconn.PgError{Code: "53300"}, true},
 		{fmt.Errorf("read: %w", &pgconn.ConnectError{}), true},
 		{fmt.Errorf("read: %w", io.ErrUnexpectedEOF), true},
+		{fmt.Errorf("receive: %w", pgconn.ErrConnClosed), true},
 		{errSilent, true},
 		{&pgconn.PgError{Code: "42501"}, false},
 		{&pgconn.PgError{}, false}, // of a pooler

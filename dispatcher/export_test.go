@@ -65,3 +65,6 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 	}
 	return Unfrozen(func() error { return d.join(ctx, s, true) })
 }
+
+// Freed tells what workers do when units came free that no claim could foresee.
+func (d *Dispatcher) Freed() { d.alarm.notify(true) }

@@ -36,11 +36,12 @@ type needs struct {
 	metrics *metrics
 	readAt  time.Time            // when the budgets in force were read
 	mended  map[string]time.Time // by budget; see mend
+	refused map[string]bool      // by queue: a budget.LastingError was logged
 }
 
 func newNeeds(cfg *Config, sender *handoff.Broker, m *metrics) needs {
 	store := &budget.Store{DB: cfg.db, Redis: cfg.Budgets, Log: cfg.Logger, Within: needsWithin, Again: needsAgain}
-	return needs{Store: store, sender: sender, metrics: m, mended: map[string]time.Time{}}
+	return needs{Store: store, sender: sender, metrics: m, mended: map[string]time.Time{}, refused: map[string]bool{}}
 }
 
 // need is what each call of a queue draws of a budget.
@@ -66,6 +67,9 @@ func (n *needs) of(ctx context.Context, units map[string]int64, now time.Time) (
 	return list, nil
 }
 
+// unbound reports whether calls are claimed as if there were no need. They are not where each draw would be an error.
+func (d need) unbound(err error) bool { return d.open && !budget.Lasting(err) }
+
 // ofKeys is a need of each of these keys, or, if its budget is not per key, the one of all.
 func (d need) ofKeys(keys []string) []budget.Units {
 	if !d.Rule.PerKey {
@@ -88,14 +92,21 @@ func (n *needs) look(ctx context.Context, units []budget.Units) (states []budget
 }
 
 // short says for how long no call of a queue may be claimed: a budget that all keys share lacks units, or Redis is away and a budget
-// is closed. It begins no transaction.
+// is closed, or what is wrong with a budget does not pass: that holds up this queue alone. It begins no transaction.
 func (n *needs) short(ctx context.Context, queue dueQueue, now time.Time) (wait time.Duration, err error) {
 	list, err := n.of(ctx, queue.Needs, now)
+	var lasting error
+	if budget.Lasting(err) {
+		lasting, wait, err = err, needsAgain, nil
+	}
 	for _, d := range list {
 		states, err := n.look(ctx, []budget.Units{d.Units})
 		own := time.Duration(0)
+		if budget.Lasting(err) {
+			lasting = fmt.Errorf("budget %q: %w", d.Name, err)
+		}
 		switch {
-		case err != nil && !d.open:
+		case err != nil && !d.unbound(err):
 			own = needsAgain
 		case err == nil && !d.Rule.PerKey && states[0].Free < d.N:
 			own = max(minGap, min(states[0].Until, pollLater))
@@ -105,6 +116,10 @@ func (n *needs) short(ctx context.Context, queue dueQueue, now time.Time) (wait 
 		}
 		wait = max(wait, own)
 	}
+	if lasting != nil && !n.refused[queue.Name] {
+		n.Log.WarnContext(ctx, "queue not claimed until a budget it needs is mended", "queue", queue.Name, "err", lasting)
+	}
+	n.refused[queue.Name] = lasting != nil
 	return wait, err
 }
 
@@ -138,7 +153,7 @@ func (n *needs) bound(ctx context.Context, conn *schema.Conn, list *candidates, 
 			switch {
 			case away == nil:
 				q.Room[u.Key] = max(0, states[i].Free-states[i].Promised) / d.N
-			case d.open:
+			case d.unbound(away):
 				q.Room[u.Key] = math.MaxInt64
 			}
 			isShort = isShort || q.Room[u.Key] == 0
@@ -186,7 +201,7 @@ func (n *needs) promise(ctx context.Context, list *candidates, b *batch) bool {
 			}
 			return err
 		})
-		if err != nil && !d.open {
+		if err != nil && !d.unbound(err) {
 			return false
 		}
 		list.opens(d, units, states)

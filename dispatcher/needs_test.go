@@ -107,6 +107,41 @@ func TestNeedsWithoutUnitsCostNoClaim(t *testing.T) {
 	s.areOpen(3)
 }
 
+// While all units are promised, and drawn by nobody, there is nothing to claim until one can come free: after a draw, or an end.
+func TestNeedsThatArePromisedCostNoClaim(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*policy.Budget){
+		"token bucket":   func(*policy.Budget) {},
+		"sliding window": func(b *policy.Budget) { b.Burst, b.Algorithm = 1, limit.SlidingWindow },
+		"fixed window": func(b *policy.Budget) {
+			b.Burst, b.Algorithm, b.Period, b.Rate.Window = 1, limit.FixedWindow, "12mo", 366*24*time.Hour
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSystem(t)
+			p := needing(5, change)
+			s.alive(100)
+			s.calls("default", 9)
+			s.publish(p)
+			d := s.dispatcher(p)
+			s.tick(d)
+			s.areOpen(2)
+			claims := one[int64](s, `SELECT last_value FROM callq.call_batch_seq`)
+			for range 5 {
+				s.poll(d)
+			}
+			if n := one[int64](s, `SELECT last_value FROM callq.call_batch_seq`) - claims; n > 1 {
+				t.Errorf("%d claims for nothing", n)
+			}
+			s.redis.Del(t.Context(), search(p, "", 0).Promised()) // they ended, and workers tell
+			d.Freed()
+			s.poll(d)
+			s.areOpen(4)
+		})
+	}
+}
+
 // What a crash leaves promised is given to others.
 func TestNeedsMendPromises(t *testing.T) {
 	t.Parallel()
@@ -202,6 +237,32 @@ func TestNeedsWithoutRedis(t *testing.T) {
 			}
 			s.areOpen(want)
 			s.want(`SELECT $1 = 5 OR pg_sequence_last_value('callq.call_batch_seq') IS NULL`, want)
+		})
+	}
+}
+
+// A budget with which something is wrong that does not pass holds up its queue, even if it is open, and no other.
+func TestNeedsOfABudgetThatIsRefused(t *testing.T) {
+	t.Parallel()
+	for what, harm := range map[string]func(*system){
+		"another's key": func(s *system) { s.redis.LPush(t.Context(), "callq:budget:{search}", "x") },
+		"no row":        func(s *system) { s.exec(`DELETE FROM callq.call_budgets`) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := newSystem(t)
+			p := needing(3, func(b *policy.Budget) { b.OnOutage = "open" })
+			p.Queues = append(p.Queues, queue("other"))
+			s.alive(100)
+			s.calls("default", 5)
+			s.calls("other", 5)
+			s.publish(p)
+			harm(s)
+			d := s.dispatcher(p)
+			for range 2 {
+				s.tick(d)
+			}
+			s.want(`SELECT array_agg(DISTINCT queue) = '{other}' AND count(*) = 5 FROM callq.call_open`)
 		})
 	}
 }

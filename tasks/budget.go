@@ -19,7 +19,8 @@ import (
 // than the budget ever has at once (a token bucket's burst, a window's units) are an error, and so is a budget that no live
 // dispatcher's configuration has. Of a budget per key, the call's key is drawn on.
 //
-// While Redis is away it waits for it, or, of a budget with on_outage open, goes through. Draw may be called by several
+// While Redis is away it waits for it, or, of a budget with on_outage open, goes through. An answer of Redis that does not pass by
+// itself, such as a login without rights to the budget's key, is an error at once. Draw may be called by several
 // goroutines of a handler at once. A Call that no worker made, as in a test of the handler, has all budgets and waits for none.
 func (c *Call) Draw(ctx context.Context, name string, n int64) error {
 	_, err := c.draw(ctx, map[string]int64{name: n}, true)
@@ -212,6 +213,8 @@ func (b *budgets) draw(ctx context.Context, names []string, of map[string]int64,
 				return 0, &BudgetError{Budget: last.Name, Units: last.N, Wait: grant.Wait, Left: left}
 			}
 			return grant.Wait, nil
+		case budget.Lasting(err):
+			return 0, err
 		case ctx.Err() != nil:
 			return 0, fmt.Errorf("%w before Redis had answered (%w)", context.Cause(ctx), err)
 		case !outage:

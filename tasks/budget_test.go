@@ -16,6 +16,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/pgtest"
+	"github.com/callq/callq/internal/redistest"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
@@ -334,24 +335,116 @@ func TestDrawWithoutRedis(t *testing.T) {
 	}
 }
 
-// A budget whose key somebody else has written to, or whose node of a cluster is away, stops no other: that stays counted.
-func TestDrawBesideABudgetThatErrs(t *testing.T) {
+// What does not pass by itself is the caller's error at once, with what to do: no outage, in which an open budget would have no limit
+// and a closed one would be asked until the call ends. Other draws stay counted.
+func TestDrawThatIsRefused(t *testing.T) {
 	t.Parallel()
-	d := newDrawing(t)
-	d.publish("spoilt", 1, time.Hour, 1, "open")
-	d.publish("sound", 1, time.Hour, 1, "open")
-	call, ctx := d.worker(nil), soon(t)
-	if err := d.client().Set(ctx, "callq:budget:{spoilt}", "no bucket", 0).Err(); err != nil {
+	d, ctx := newDrawing(t), soon(t)
+	for _, onOutage := range []string{"open", "closed"} {
+		for _, name := range []string{"spoilt", "listed", "sound"} {
+			d.publish(name+onOutage, 1, time.Hour, 1, onOutage)
+		}
+	}
+	admin := d.client()
+	for _, command := range []string{
+		"SET callq:budget:{spoiltopen} x", "SET callq:budget:{spoiltclosed} x",
+		"LPUSH callq:budget:{listedopen} x", "LPUSH callq:budget:{listedclosed} x",
+		"ACL SETUSER keyless on >p ~asynq:* +@all", "ACL SETUSER scriptless on >p ~* +@all -evalsha -eval",
+		"ACL SETUSER half on >p ~* +@all -get",
+	} {
+		var words []any
+		for _, w := range strings.Fields(command) {
+			words = append(words, w)
+		}
+		if err := admin.Do(ctx, words...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	as := func(user, password string) *redis.Client {
+		options := *admin.Options()
+		options.Username, options.Password = user, password
+		client := redis.NewClient(&options)
+		t.Cleanup(func() { _ = client.Close() })
+		return client
+	}
+	locking := redistest.New(t)
+	locked := redis.NewClient(locking.Options())
+	defer locked.Close()
+	if err := locking.ConfigSet(ctx, "requirepass", "secret").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if wait, err := call.TryDraw(ctx, "sound", 1); wait != 0 || err != nil {
-		t.Fatalf("the first unit is free in %s (%v)", wait, err)
+	for _, c := range []struct {
+		budget, says, fix string
+		client            *redis.Client
+	}{
+		{"spoilt", "no budget is kept there", "delete that key", admin},
+		{"listed", "WRONGTYPE", "delete that key", admin},
+		{"sound", "NOPERM", "the right to run scripts", as("keyless", "p")},
+		{"sound", "NOPERM", "the right to run scripts", as("scriptless", "p")},
+		{"sound", "can't run this command", "the right to run scripts", as("half", "p")},
+		{"sound", "WRONGPASS", "user and password", as("half", "q")},
+		{"sound", "unauthenticated", "user and password", locked},
+		{"none", "no such budget", "under budgets", admin},
+	} {
+		for _, onOutage := range []string{"open", "closed"} {
+			call := d.worker(nil)
+			call.budgets.Redis = c.client
+			err := call.Draw(ctx, c.budget+onOutage, 1)
+			if err == nil {
+				t.Errorf("%s, %s: drawn", c.says, onOutage)
+				continue
+			}
+			for _, words := range []string{c.says, c.fix, c.budget + onOutage} {
+				if !strings.Contains(err.Error(), words) {
+					t.Errorf("%q does not say %q", err, words)
+				}
+			}
+			call.budgets.Redis = admin
+			if free, err := call.Peek(ctx, "sound"+onOutage); free != 1 || err != nil {
+				t.Errorf("%s: %d units of another draw are free (%v)", c.says, free, err)
+			}
+		}
 	}
-	if wait, err := call.TryDraw(ctx, "spoilt", 1); wait != 0 || err != nil {
-		t.Fatalf("of what cannot be counted a unit is free in %s (%v)", wait, err)
+	if d.log.count("Redis does not answer") > 0 {
+		t.Errorf("taken for an outage:\n%s", d.log.buf.String())
 	}
-	if wait, err := call.TryDraw(ctx, "sound", 1); wait < 50*time.Minute || err != nil {
+	if err := admin.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil { // full
+		t.Fatal(err)
+	}
+	if err := d.worker(nil).Draw(ctx, "soundopen", 1); err != nil {
+		t.Errorf("a full Redis is no outage: %v", err)
+	}
+}
+
+// A cluster that is drawn on as it cannot be: the draw is an error, and what it named stays counted.
+func TestDrawOnAClusterRefused(t *testing.T) {
+	t.Parallel()
+	d, ctx := newDrawing(t), soon(t)
+	d.publish("a", 1, time.Hour, 1, "open")
+	d.publish("b", 1, time.Hour, 1, "open")
+	nodes := redistest.Cluster(t, 3, 0)
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:" + nodes[0].Port}, ContextTimeoutEnabled: true})
+	defer cluster.Close()
+	call := d.worker(nil)
+	call.budgets.Redis = cluster
+	if err := call.Draw(ctx, "a", 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := call.DrawAll(ctx, map[string]int64{"a": 1, "b": 1}); err == nil || !strings.Contains(err.Error(), "one name up to the first slash") {
+		t.Errorf("two slots: %v", err)
+	}
+	if wait, err := call.TryDraw(ctx, "a", 1); wait < 50*time.Minute || err != nil {
 		t.Errorf("the second unit is free in %s (%v), want it counted", wait, err)
+	}
+	moved := 0
+	for _, n := range nodes {
+		call.budgets.Redis = n.Client
+		if _, err := call.TryDraw(ctx, "b", 1); err != nil && strings.Contains(err.Error(), "redis.cluster") {
+			moved++
+		}
+	}
+	if moved != 2 {
+		t.Errorf("%d of 3 nodes, asked alone, say that they are of a cluster, want 2", moved)
 	}
 }
 

@@ -38,7 +38,7 @@ func callsCommand(a *app) *cobra.Command {
 			Args: cobra.MinimumNArgs(1),
 			RunE: a.query(eachCall(func(ctx context.Context, db *database, call *callqueue.Record) (admin.Why, error) {
 				why, err := admin.Explain(ctx, db.DB, call)
-				readBudgets(ctx, db, why.Needs)
+				readBudgets(ctx, db.cfg, why.Needs)
 				why.Short()
 				return why, err
 			}, printWhy)),

@@ -44,10 +44,16 @@ type action func(ctx context.Context, db *database, args []string) error
 type runE = func(*cobra.Command, []string) error
 
 // query is the RunE of a short command: --timeout bounds all that it does.
-func (a *app) query(do action) runE {
-	return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
-		return a.within(ctx, func(ctx context.Context) error { return do(ctx, db, args) })
-	})
+func (a *app) query(do action) runE { return a.bounded(a.connected(commandSettings(), do)) }
+
+// bounded bounds a whole command by --timeout.
+func (a *app) bounded(run runE) runE {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.within(cmd.Context(), func(ctx context.Context) error {
+			cmd.SetContext(ctx)
+			return run(cmd, args)
+		})
+	}
 }
 
 // connected is the RunE of a command that takes what it takes: --timeout bounds the wait for Postgres.
@@ -62,7 +68,7 @@ func (a *app) connected(settings map[string]string, do action) runE {
 		if err != nil {
 			return err
 		}
-		defer pool.Close()
+		defer closeSoon(pool)
 		inSchemas := schemas(cfg).In(pool)
 		if err := a.awaitPostgres(ctx, cfg, inSchemas); err != nil {
 			return err
@@ -89,7 +95,7 @@ func (a *app) within(ctx context.Context, do func(context.Context) error) error 
 	bounded, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	err := do(bounded)
-	if err != nil && ctx.Err() == nil && errors.Is(bounded.Err(), context.DeadlineExceeded) {
+	if err != nil && errors.Is(bounded.Err(), context.DeadlineExceeded) && !errors.As(err, new(*exitError)) {
 		return exitf(exitUnreachable, "Postgres did not answer within %s: %w", a.timeout, err)
 	}
 	return err
@@ -171,14 +177,24 @@ func directConn(cfg *config.Config) (*pgx.ConnConfig, error) {
 	return cc, nil
 }
 
-// closePool closes connections. It does not wait for a Postgres that has fallen silent.
+// closePool closes connections. It does not wait for a Postgres, or a pooler, that has fallen silent: pgx would for 15 s.
 func closePool(pool *pgxpool.Pool, log *slog.Logger) {
+	if !closes(pool, closeWithin) {
+		log.Warn("connections to Postgres not closed: it does not answer")
+	}
+}
+
+// closeSoon is for commands, which end within their --timeout: it lasts for Postgres to hear that a statement is cancelled.
+func closeSoon(pool *pgxpool.Pool) { closes(pool, 250*time.Millisecond) }
+
+func closes(pool *pgxpool.Pool, within time.Duration) bool {
 	closed := make(chan struct{})
 	go func() { pool.Close(); close(closed) }()
 	select {
 	case <-closed:
-	case <-time.After(closeWithin):
-		log.Warn("connections to Postgres not closed: it does not answer")
+		return true
+	case <-time.After(within):
+		return false
 	}
 }
 

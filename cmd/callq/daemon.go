@@ -85,7 +85,7 @@ type roles struct {
 
 // dispatchOnce applies the rules and runs one tick, within --timeout. It serves no http.
 func (a *app) dispatchOnce(apply bool) runE {
-	return a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
+	return a.bounded(a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
 		return a.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
 			budgets, err := openBudgets(db.cfg)
 			if err != nil {
@@ -98,9 +98,9 @@ func (a *app) dispatchOnce(apply bool) runE {
 			if err != nil {
 				return err
 			}
-			return a.within(ctx, d.Once)
+			return d.Once(ctx)
 		})
-	})
+	}))
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or

@@ -158,6 +158,17 @@ func TestStatusShowsBudgets(t *testing.T) {
 	has(t, strings.Join(strings.Fields(w.do("status")), " "), "search-api 1 per 1h 40 closed 37; too few for a call of agents (38) ")
 	w.do("enqueue", "http", "--queue", "agents")
 	has(t, w.do("calls", "why", "1"), "each call of queue agents needs 38 of budget search-api, of which 37 are free and 0 of these promised; they suffice in about ")
+	has(t, w.run("doctor").stdout, "ok       budgets\n")
+
+	refused := w
+	refused.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, on_outage: open}}\nqueues: {agents: {needs: {search-api: 1}}}\n"
+	refused.do("config", "apply")
+	must(t, client.Del(t.Context(), "callq:budget:{search-api}").Err())
+	must(t, client.LPush(t.Context(), "callq:budget:{search-api}", "x").Err())
+	has(t, w.do("calls", "why", "1"), "of which nothing is known: WRONGTYPE ", "delete that key")
+	has(t, w.run("doctor").stdout, "problem  budgets: draws on search-api fail: WRONGTYPE ", "fix: something else wrote to the budget's key in Redis: delete that key")
+	has(t, w.do("status"), "mail  ", " 0; draws wait")
+	newer.do("config", "apply")
 
 	server.Kill()
 	has(t, w.do("calls", "why", "1"), "of which nothing is known: ")

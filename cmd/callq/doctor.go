@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/policy"
@@ -65,15 +66,22 @@ func (a *app) examinePostgres(ctx context.Context, cfg *config.Config) ([]doctor
 	if err != nil {
 		return nil, err
 	}
-	defer pool.Close()
+	defer closeSoon(pool)
 	if err := a.await(ctx, "Postgres", cfg.Origin("postgres.url"), pool.Ping); err != nil {
 		return nil, err
 	}
-	found, err := doctor.Postgres(ctx, schemas(cfg).In(pool))
-	if err != nil || cfg.Postgres.Failover != string(policy.Lossless) {
+	db := schemas(cfg).In(pool)
+	found, err := doctor.Postgres(ctx, db)
+	if err != nil {
 		return found, err
 	}
-	losses, err := doctor.Losses(ctx, schemas(cfg).In(pool))
+	budgets, _ := admin.Budgets(ctx, db) // what is wrong with Postgres was said
+	readBudgets(ctx, cfg, budgets)
+	found = append(found, doctor.Budgets(budgets)...)
+	if cfg.Postgres.Failover != string(policy.Lossless) {
+		return found, nil
+	}
+	losses, err := doctor.Losses(ctx, db)
 	return append(found, losses...), err
 }
 

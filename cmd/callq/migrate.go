@@ -105,7 +105,8 @@ func (a *app) migrating(verb func(context.Context, *config.Config, *pgx.ConnConf
 			if err != nil {
 				return err
 			}
-			return c.Close(context.WithoutCancel(ctx))
+			defer c.Close(context.WithoutCancel(ctx))
+			return c.Ping(ctx) // a pooler without a free session lets in all the same
 		}); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/budget"
+	"github.com/callq/callq/internal/config"
 )
 
 func statusCommand(a *app) *cobra.Command {
@@ -61,7 +63,7 @@ func showStatus(ctx context.Context, db *database, before string) error {
 		if err != nil {
 			return err
 		}
-		readBudgets(ctx, db, s.Budgets)
+		readBudgets(ctx, db.cfg, s.Budgets)
 		return db.show(s, func(w io.Writer) {
 			fmt.Fprint(w, before)
 			printStatus(w, s)
@@ -126,27 +128,33 @@ func freeText(b admin.Budget) string {
 
 // readBudgets asks Redis, which a status without budgets does not need, what is free. Where Redis
 // does not answer, each budget says so.
-func readBudgets(ctx context.Context, db *database, budgets []admin.Budget) {
+func readBudgets(ctx context.Context, cfg *config.Config, budgets []admin.Budget) {
 	if len(budgets) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	client, err := openBudgets(db.cfg)
-	if client == nil && err == nil {
-		client, err = openRedis(db.cfg)
+	client, away := openBudgets(cfg)
+	if client == nil && away == nil {
+		client, away = openRedis(cfg)
 	}
-	if err == nil {
+	if away == nil {
 		defer client.Close()
 	}
 	for i := range budgets {
 		b := &budgets[i]
 		var s []budget.State
 		rule := b.Rule()
-		if err = cmp.Or(err, rule.Check()); err == nil {
+		err := cmp.Or(away, rule.Check())
+		if err == nil {
 			s, err = budget.Look(ctx, client, budget.Units{Name: b.Name, Rule: rule, Key: b.Asker.Key, N: max(1, b.NeededBy[b.Asker.Queue])})
+			if lasting, ok := errors.AsType[*budget.LastingError](err); ok {
+				b.Fix = lasting.Fix
+			} else {
+				away = err // the others need not wait for it too
+			}
 		}
-		if err != nil { // the others need not wait for it too
+		if err != nil {
 			b.Unknown = explained(err)
 			continue
 		}

@@ -26,7 +26,7 @@ func (w *Why) Short() {
 		n := b.NeededBy[w.Queue]
 		text := fmt.Sprintf("each call of queue %s needs %d of budget %s, of which ", w.Queue, n, b.Name)
 		switch {
-		case b.Free == nil && b.OnOutage == "open":
+		case b.Free == nil && b.OnOutage == "open" && b.Fix == "":
 			continue
 		case b.Free == nil:
 			text += "nothing is known: " + b.Unknown

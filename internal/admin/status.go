@@ -134,11 +134,17 @@ type Budget struct {
 	Until time.Duration               `json:"-" db:"-"`
 
 	Unknown string `json:"-" db:"-"` // why Free is
+	Fix     string `json:"-" db:"-"` // what somebody has to do about that; "": it may pass by itself
 }
 
 // Rule is what Redis is asked by.
 func (b Budget) Rule() budget.Rule {
 	return budget.Rule{Rate: limit.Rate{Units: b.Units, Window: b.Window}, Burst: b.Burst, Shape: b.Shape}
+}
+
+// Budgets are those in force.
+func Budgets(ctx context.Context, pool Pool) ([]Budget, error) {
+	return snapshot(ctx, pool, (*reader).budgets)
 }
 
 func (r *reader) budgets() []Budget {

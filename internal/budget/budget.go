@@ -14,7 +14,6 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -150,12 +149,13 @@ type State struct {
 	Waiting    time.Duration // until the last of the draws that wait has its units
 	Multiplier float64
 	Promised   int64         // units that attempts were promised
-	Until      time.Duration // until so many are free as were asked for, besides those
+	Until      time.Duration // until so many may be free as were asked for, besides those
 }
 
 // Look says how budgets are. Of shards, Free and Promised are sums, and the rest is that of the worst.
 func Look(ctx context.Context, client redis.Scripter, units ...Units) ([]State, error) {
 	states := make([]State, len(units))
+	var now time.Time
 	shards := int64(1)
 	for _, u := range units {
 		shards = max(shards, u.Rule.Shards)
@@ -165,6 +165,7 @@ func Look(ctx context.Context, client redis.Scripter, units ...Units) ([]State, 
 		if err != nil {
 			return nil, err
 		}
+		now = time.UnixMicro(answer[0])
 		for i := range states {
 			if s, of := &states[i], answer[1+5*i:]; shard < max(units[i].Rule.Shards, 1) {
 				if shard == 0 {
@@ -174,6 +175,11 @@ func Look(ctx context.Context, client redis.Scripter, units ...Units) ([]State, 
 				s.Waiting, s.Until = max(s.Waiting, time.Duration(of[1])*time.Microsecond), max(s.Until, time.Duration(of[4])*time.Microsecond)
 				s.Multiplier = min(s.Multiplier, float64(of[2])/1000)
 			}
+		}
+	}
+	for i, u := range units {
+		if s := &states[i]; s.Promised > 0 {
+			s.Until = max(s.Until, u.Rule.backIn(now, u, s))
 		}
 	}
 	return states, nil
@@ -194,11 +200,8 @@ func run(
 			args = append(u.Rule.args(args, u.Key, shard%max(u.Rule.Shards, 1), near[i]), u.N)
 		}
 		answer, err := script.Run(ctx, client, keys, append(args, more...)...).Int64Slice()
-		if redis.HasErrorPrefix(err, "CROSSSLOT") {
-			err = fmt.Errorf("on a cluster, budgets that are drawn on at once must have one name up to the first slash: %w", err)
-		}
 		if err != nil || answer[0] != -1 {
-			return answer, err
+			return answer, judged(err)
 		}
 		near[answer[1]-1] = time.UnixMicro(answer[2])
 	}

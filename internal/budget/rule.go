@@ -108,6 +108,22 @@ func (r *Rule) unitsOf(key string) int64 {
 // Most is what one draw of a key may take, at most.
 func (r *Rule) Most(key string) int64 { return r.most(r.unitsOf(key)) / max(r.Shards, 1) }
 
+// backIn is how long it takes at the least until the units that a budget lacks, because it has promised them, come back: they are
+// drawn now, if ever. What is drawn later, whoever looks again then sees.
+func (r *Rule) backIn(now time.Time, u Units, s *State) time.Duration {
+	lacks, units := u.N+s.Promised-s.Free, r.unitsOf(u.Key)
+	switch {
+	case lacks <= 0:
+	case r.Algorithm == "" || r.Algorithm == limit.LeakyBucket:
+		return time.Duration(float64(lacks) * float64(r.Rate.Window) / float64(units))
+	case r.Algorithm == limit.FixedWindow:
+		return r.calendar.End(now).Sub(now)
+	case u.N+s.Promised > units:
+		return r.Rate.Window
+	}
+	return 0
+}
+
 // LeastMost is the least that one draw of whatever key may take, at most.
 func (r *Rule) LeastMost() int64 {
 	least := r.Most("")

@@ -26,8 +26,7 @@ type Store struct {
 	Again  time.Duration // when a Redis that was away is asked again
 
 	effective atomic.Pointer[map[string]Effective] // as they were read last; nil: they were not
-	// away has, by budget, when to ask again a Redis that does not answer. A cluster may have lost one budget's node alone, and a
-	// key that is not callq's spoils one budget alone.
+	// away has, by budget, when to ask again a Redis that does not answer. A cluster may have lost one budget's node alone.
 	away sync.Map
 }
 
@@ -50,8 +49,10 @@ func (s *Store) Rule(ctx context.Context, name string) (e Effective, err error) 
 			return e, err
 		}
 	}
-	return e, errors.New("no such budget is in force: add it under budgets in the configuration of serve or " +
-		"dispatch, and reload (SIGHUP) or restart them")
+	return e, &LastingError{
+		"add it under budgets in the configuration of serve or dispatch, and reload (SIGHUP) or restart them",
+		errors.New("no such budget is in force"),
+	}
 }
 
 const readWithin = 5 * time.Second
@@ -101,6 +102,7 @@ func (s *Store) NeededBy(queue string) iter.Seq2[string, Rule] {
 
 // Ask asks Redis about budgets, and logs when it ceases to answer. While it does not, one question about a budget is put to it
 // from time to time: the others need not wait for an answer that does not come, and a frozen Redis does later all that it was asked.
+// A LastingError is an answer.
 func (s *Store) Ask(ctx context.Context, units []Units, ask func(context.Context) error) error {
 	for _, u := range units {
 		if again, away := s.away.Load(u.Name); away {
@@ -111,9 +113,9 @@ func (s *Store) Ask(ctx context.Context, units []Units, ask func(context.Context
 	}
 	bounded, cancel := context.WithTimeout(ctx, s.Within)
 	defer cancel()
-	err := ask(bounded)
+	err := judged(ask(bounded))
 	for _, u := range units {
-		if err == nil {
+		if err == nil || Lasting(err) {
 			s.away.Delete(u.Name)
 		} else if ctx.Err() == nil { // else who asked ended, and another asks in Within
 			if _, away := s.away.Swap(u.Name, time.Now().Add(s.Again)); !away {

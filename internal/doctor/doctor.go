@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -132,4 +133,21 @@ func status(ctx context.Context, pool schema.DB) ([]Finding, error) {
 		return nil, err
 	}
 	return s.Problems(), nil
+}
+
+// Budgets judges whether draws on budgets are answered, once Redis was asked.
+func Budgets(budgets []admin.Budget) []Finding {
+	if len(budgets) == 0 {
+		return nil
+	}
+	var found []Finding
+	for _, b := range budgets {
+		if b.Unknown != "" {
+			found = append(found, Finding{
+				Level: Problem, What: fmt.Sprintf("draws on %s fail: %s", b.Name, strings.TrimSuffix(b.Unknown, ": "+b.Fix)),
+				Fix: cmp.Or(b.Fix, "see that the budgets' Redis runs: redis.budgets_url, else redis.url"),
+			})
+		}
+	}
+	return of("budgets", found)
 }

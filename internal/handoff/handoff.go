@@ -265,8 +265,8 @@ func Probe(ctx context.Context, client redis.UniversalClient, key string) error 
 	return client.Eval(ctx, `return redis.call('SET', KEYS[1], '', 'PX', 1000)`, []string{key}).Err()
 }
 
-// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), and the queues of
-// all pools but these. It returns how many it removed.
+// Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), active ones whose lease
+// has long expired, and the queues of all pools but these. It returns how many it removed.
 func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 	ctx, end, err := b.begin(ctx)
 	defer end()
@@ -292,12 +292,15 @@ func (b *Broker) Tidy(ctx context.Context, pools []string) (int, error) {
 	return tidied, nil
 }
 
-// tidy removes a queue, or only the archived tasks of one that is used. Its servers archive what a worker that died had.
+// tidy removes a queue, or only what is left of tasks in one that is used. Its servers archive what a worker that died had, unless
+// they meet something that is not Asynq's: there they stop, each time.
 func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error) {
 	if used {
 		n, err := asynq.NewInspectorFromRedisClient(b.client).DeleteAllArchivedTasks(queue)
 		if err == nil {
-			return n, nil
+			expired, err := b.client.Eval(ctx, expiredLua, []string{keyOf(queue, "lease"), keyOf(queue, "active")},
+				time.Now().Add(-expiredFor).Unix(), keyOf(queue, "t:")).Int()
+			return n + expired, err
 		}
 		if known, asked := b.client.SIsMember(ctx, queuesKey, queue).Result(); asked == nil && !known {
 			return 0, nil // another dispatcher, which did not yet know of its worker, has just removed it
@@ -323,3 +326,16 @@ func (b *Broker) tidy(ctx context.Context, queue string, used bool) (int, error)
 	}
 	return len(ids) + 1, b.client.SRem(ctx, queuesKey, queue).Err()
 }
+
+// expiredFor is how long a lease has expired before its task is removed. Asynq archives such tasks within 90 s.
+const expiredFor = 3 * time.Minute
+
+// A worker that lives after all goes on: the ledger decides what runs.
+const expiredLua = `
+local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
+for _, id in ipairs(ids) do
+    redis.call('ZREM', KEYS[1], id)
+    redis.call('LREM', KEYS[2], 0, id)
+    redis.call('DEL', ARGV[2] .. id)
+end
+return #ids`

@@ -35,6 +35,9 @@ func TestTidy(t *testing.T) {
 			client.ZAdd(ctx, key("lease"), redis.Z{Score: float64(time.Now().Add(lease).Unix()), Member: id})
 		}
 		active("e-7-1-0", -time.Hour)
+		client.HSet(ctx, key("t:foreign"), "msg", "not Asynq's encoding") // Asynq archives nothing beside it
+		active("foreign", -time.Hour)
+		active("no task", -time.Hour)
 		active("e-7-2-0", 20*time.Second)
 		client.Set(ctx, key("processed"), 7, 0)
 		if err := inspector.PauseQueue(queue); err != nil {
@@ -57,7 +60,10 @@ func TestTidy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Pending != 2 || info.Active != 2 || info.Archived != 0 || !info.Paused {
+	if left := client.Keys(ctx, "asynq:{"+broker.Queue("live")+"}:t:*").Val(); len(left) != 3 {
+		t.Errorf("left are %q", left)
+	}
+	if info.Pending != 2 || info.Active != 1 || info.Archived != 0 || !info.Paused {
 		t.Errorf("of the live pool's queue was left: %+v", info)
 	}
 	queues, err := inspector.Queues()
