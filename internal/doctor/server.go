@@ -93,13 +93,13 @@ func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error)
 	if err != nil && !redis.HasErrorPrefix(err, "ERR") && !redis.HasErrorPrefix(err, "NOPERM") { // a stand-in may not know the sections
 		return nil, fmt.Errorf("ask Redis: %w", err)
 	}
-	return append(readRedis(info), of("redis hand-over", takes(handoff.Probe(ctx, client, "callq:probe")))...), nil
+	return append(readRedis(info), of("redis hand-over", takes(handoff.Probe(ctx, client, "callq:doctor")))...), nil
 }
 
 // takes judges whether a script may write.
 func takes(err error) []Finding {
 	return judge(err == nil, "a script may write", fmt.Sprintf("Redis takes no hand-over: %v", err),
-		"give it memory, or callq's login the right to run scripts and to write callq:* and asynq:*; a cluster needs all its parts")
+		"give it memory, or callq's login the right to run scripts and to write asynq:*; a cluster needs all its parts")
 }
 
 // readRedis judges the answer to INFO. Managed servers often refuse CONFIG, so doctor does not ask for that.
