@@ -67,6 +67,7 @@ func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 		{"clocks", clocks},
 		{"settings", asks(settingsSQL)},
 		{"old snapshots", asks(snapshotsSQL)},
+		{"reads", reads},
 		{"schema version", version}, // what follows needs it
 		{"schema", drift},
 		{"owner", asks(ownerSQL)},
