@@ -156,6 +156,21 @@ func TestHeldByAnotherRole(t *testing.T) {
 	}
 }
 
+// An error that only a pooler causes is said with what to change there.
+func TestCheckThroughAPooler(t *testing.T) {
+	t.Parallel()
+	for fix, refused := range map[string]pgconn.PgError{
+		"set pool_mode = transaction":                {Code: "08P01", Message: "transaction blocks not allowed in statement pooling mode"},
+		"set postgres.query_mode: cache_describe":    {Code: "26000", Message: `prepared statement "stmtcache_1" does not exist`},
+		"and postgres.direct_url to the way past it": {Code: "42P05", Message: `prepared statement "stmtcache_1" already exists`},
+	} {
+		found, err := check{"bloat", func(context.Context, schema.DB) ([]Finding, error) { return nil, &refused }}.run(t.Context(), nil)
+		if err != nil || len(found) != 1 || found[0].Level != Problem || !strings.Contains(found[0].Fix, fix) {
+			t.Errorf("%s: %+v, %v, want %q", refused.Message, found, err, fix)
+		}
+	}
+}
+
 // What a check has found before an error is not said: it would be taken for all that there is.
 func TestCheckThatFails(t *testing.T) {
 	t.Parallel()
