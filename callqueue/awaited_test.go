@@ -61,6 +61,7 @@ func TestIsAway(t *testing.T) {
 		{fmt.Errorf("read: %w", &pgconn.ConnectError{}), true},
 		{fmt.Errorf("read: %w", io.ErrUnexpectedEOF), true},
 		{errSilent, true},
+		{fmt.Errorf("read: %w", pgconn.ErrConnClosed), true},
 		{&pgconn.PgError{Code: "42501"}, false},
 		{&pgconn.PgError{}, false}, // of a pooler
 		{errors.New("closed pool"), false},

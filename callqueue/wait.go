@@ -210,6 +210,6 @@ func isAway(err error) bool {
 	}
 	_, connecting := errors.AsType[*pgconn.ConnectError](err)
 	_, network := errors.AsType[net.Error](err)
-	return connecting || network || pgconn.SafeToRetry(err) ||
+	return connecting || network || pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed) ||
 		errors.Is(err, errSilent) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
