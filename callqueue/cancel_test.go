@@ -114,7 +114,7 @@ func TestCancelMeetsAClaim(t *testing.T) {
 	var locks atomic.Int32
 	client, _ := another(t, pool, func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = onStatement(func(sql string) {
-			if strings.HasPrefix(sql, "SELECT call_id FROM callq.call_open") {
+			if strings.Contains(sql, "SELECT call_id FROM callq.call_open") {
 				locks.Add(1)
 			}
 		})

@@ -291,7 +291,7 @@ func TestDuplicateEndsBeforeLookUp(t *testing.T) {
 	key := "one"
 	client, _ := another(t, base, func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = onStatement(func(sql string) {
-			if strings.HasPrefix(sql, "SELECT given.n") {
+			if strings.Contains(sql, "SELECT given.n") {
 				ledgertest.Exec(t, base, endSQL, key)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/dispatcher"
+	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -33,7 +34,7 @@ type cutConn struct {
 
 // runCommit is how pgx has Postgres run a COMMIT that it has prepared.
 func runCommit() []byte {
-	digest := sha256.Sum256([]byte("COMMIT"))
+	digest := sha256.Sum256([]byte(schema.OnPrimary + "COMMIT"))
 	return fmt.Appendf(nil, "\x00stmtcache_%x\x00", digest[:24])
 }
 

@@ -5,6 +5,8 @@ package migrations
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"embed"
 	"errors"
 	"fmt"
@@ -78,7 +80,7 @@ func migrate(
 	if err := onConn(ctx, conn, func(c *pgx.Conn) error { return makeSchemas(ctx, c, names) }); err != nil {
 		return nil, err
 	}
-	db := stdlib.OpenDB(*conn)
+	db := sql.OpenDB(onPrimary{stdlib.GetConnector(*conn)})
 	defer db.Close()
 	locker, _ := lock.NewPostgresSessionLocker() // it errs by its options alone
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, placed{names},
@@ -91,6 +93,23 @@ func migrate(
 		return list, fmt.Errorf("migrate: %w", err)
 	}
 	return append([]Migration{}, list...), nil
+}
+
+// onPrimary makes connections on which what goose reads has to come from the primary, as schema.OnPrimary says.
+type onPrimary struct{ driver.Connector }
+
+func (c onPrimary) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return onPrimaryConn{conn.(*stdlib.Conn)}, nil
+}
+
+type onPrimaryConn struct{ *stdlib.Conn }
+
+func (c onPrimaryConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.QueryContext(ctx, schema.OnPrimary+query, args)
 }
 
 // placed is the files for schemas of these names.
@@ -125,7 +144,7 @@ func makeSchemas(ctx context.Context, conn *pgx.Conn, names schema.Names) error 
 	}
 	for _, name := range []string{own, tables} {
 		var exists bool
-		if err := conn.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, name).Scan(&exists); err != nil {
+		if err := conn.QueryRow(ctx, schema.OnPrimary+`SELECT to_regnamespace($1) IS NOT NULL`, name).Scan(&exists); err != nil {
 			return fmt.Errorf("look for schema %s: %w", name, err)
 		}
 		if exists {
@@ -143,7 +162,7 @@ func makeSchemas(ctx context.Context, conn *pgx.Conn, names schema.Names) error 
 	return nil
 }
 
-const takenSQL = `SELECT to_regclass('public.call_queue') IS NOT NULL AND to_regclass('callq.migrations') IS NULL`
+const takenSQL = schema.OnPrimary + `SELECT to_regclass('public.call_queue') IS NOT NULL AND to_regclass('callq.migrations') IS NULL`
 
 // Version is the newest step that this program knows.
 func Version() int64 {

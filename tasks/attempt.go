@@ -133,8 +133,8 @@ func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 	return list
 }
 
-// loadOnce loads attempts, as load does, in one statement. One whose row cannot be read, or has too much call_data, is
-// refused.
+// loadOnce loads attempts, as load does. One whose row cannot be read, or has too much call_data, is refused. One that is not found
+// has ended, or a load balancer has had a standby answer that does not have it yet: so it is looked for where it can be written.
 func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -144,29 +144,44 @@ func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, 
 		places[i] = i
 	}
 	err := ledger.Apart(places, func(some []int) error {
-		ids, attempts := make([]int64, len(some)), make([]int32, len(some))
-		for i, place := range some {
-			ids[i], attempts[i] = refs[place].CallID, refs[place].Attempt
+		n, err := w.read(ctx, loadSQL, refs, list, some)
+		if err != nil || n == len(some) {
+			return err
 		}
-		rows, _ := w.db.Query(ctx, loadSQL, ids, attempts) // CollectRows returns its error
-		_, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (nth int, err error) {
-			a := w.newAttempt(handoff.Ref{})
-			err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.DueAt, &a.FailedCount,
-				&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.store, &a.storeMax)
-			if a.Data == nil {
-				a.refused = errTooLarge
-			}
-			if err == nil {
-				list[some[nth-1]] = a
-			}
-			return nth, err
-		})
+		found, err := w.read(ctx, loadWritableSQL, refs, list, some)
+		if found > n {
+			w.lagged.Do(func() {
+				w.log.WarnContext(ctx, "attempts read on a standby first: a load balancer sends reads there", "fix", "callq doctor")
+			})
+		}
 		return err
 	}, func(place int, err error) {
 		list[place] = w.newAttempt(refs[place])
 		list[place].refused = unreadable(err)
 	})
 	return list, err
+}
+
+// read reads those attempts of refs that are at these places, into the list, and returns how many it found.
+func (w *Worker) read(ctx context.Context, sql string, refs []handoff.Ref, list []*attempt, places []int) (int, error) {
+	ids, attempts := make([]int64, len(places)), make([]int32, len(places))
+	for i, place := range places {
+		ids[i], attempts[i] = refs[place].CallID, refs[place].Attempt
+	}
+	rows, _ := w.db.Query(ctx, sql, ids, attempts) // CollectRows returns its error
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (nth int, err error) {
+		a := w.newAttempt(handoff.Ref{})
+		err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.DueAt, &a.FailedCount,
+			&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.store, &a.storeMax)
+		if a.Data == nil {
+			a.refused = errTooLarge
+		}
+		if err == nil {
+			list[places[nth-1]] = a
+		}
+		return nth, err
+	})
+	return len(found), err
 }
 
 const loadSQL = `
@@ -183,6 +198,9 @@ CROSS JOIN LATERAL (SELECT ` + ledger.DataSQL + ` AS data OFFSET 0) d
 LEFT JOIN callq.call_queues r ON r.name BETWEEN o.queue AND o.queue
 WHERE o.started_at IS NULL
 ORDER BY a.call_id`
+
+// No load balancer sends what locks rows to a standby. An attempt that somebody removes now is of no use.
+const loadWritableSQL = loadSQL + ` FOR KEY SHARE OF o SKIP LOCKED`
 
 // begin runs the attempt in the slot that it was given. A custom handler gets its goroutine only when the start is
 // answered: parked goroutines would cost a quarter of the worker's CPU.

@@ -66,6 +66,7 @@ type Worker struct {
 	sheds    sheds
 	remotes  remotes
 	ready    atomic.Bool // attempts are taken
+	lagged   sync.Once   // warns of reads that a standby answers
 	session
 }
 

@@ -236,7 +236,7 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"a login without INFO", exitDone, []harmed{
 			{func(w *world) {
-				must(w.t, w.redisClient().Do(w.t.Context(), "ACL", "SETUSER", "noinfo", "on", ">pw", "~*", "&*", "+@all", "-info").Err())
+				must(w.t, w.redisClient().Do(w.t.Context(), "ACL", "SETUSER", "noinfo", "on", ">pw", "~asynq:*", "~callq:budget:*", "&*", "+@all", "-info").Err())
 				w.redis = strings.Replace(w.redis, "://", "://noinfo:pw@", 1)
 			}, "redis version", doctor.Note, "does not tell its version", "refused INFO"},
 		}},

@@ -20,6 +20,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/doctor"
 	"github.com/callq/callq/internal/policy"
 )
 
@@ -221,12 +222,10 @@ func isUnreachable(err error) bool {
 
 // poolerHint is what to do about an error that only a pooler causes, "" for others.
 func poolerHint(err error) string {
-	refused := hasCode(err, "08P01") && strings.Contains(err.Error(), "unsupported startup parameter")
-	if !refused && !hasCode(err, "26000", "42P05") { // a prepared statement that is not there, or is another's
-		return ""
+	if fix := doctor.PoolerFix(err); fix != "" {
+		return "; " + fix
 	}
-	return "; a pooler such as pgbouncer may stand before Postgres: if so set postgres.query_mode: cache_describe " +
-		"(CALLQ_POSTGRES_QUERY_MODE), and postgres.direct_url to the way past it"
+	return ""
 }
 
 // explained is an error in one line, with what to do about a pooler.

@@ -67,6 +67,7 @@ func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 	for _, c := range []check{
 		{"clocks", clocks},
 		{"settings", asks(settingsSQL)},
+		{"reads", reads},
 		{"old snapshots", asks(snapshotsSQL)},
 		{"schema version", version}, // what follows needs it
 		{"schema", drift},
@@ -111,7 +112,9 @@ func (c check) run(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	}
 	unknown := Finding{Level: Problem} // what was found before is not all, and may be wrong
 	pg, refused := errors.AsType[*pgconn.PgError](err)
-	switch {
+	switch fix := PoolerFix(err); {
+	case fix != "":
+		unknown.What, unknown.Fix = "could not be looked at: "+pg.Message, fix
 	case refused && pg.Code == "57014", ctx.Err() == nil && bounded.Err() != nil:
 		unknown.Level, unknown.Fix = Note, "ask again when there is less to do"
 		unknown.What = fmt.Sprintf("was not looked at: it took longer than %s", checkTimeout)
@@ -123,6 +126,21 @@ func (c check) run(ctx context.Context, pool schema.DB) ([]Finding, error) {
 		return nil, fmt.Errorf("look at %s: %w", c.name, err)
 	}
 	return of(c.name, []Finding{unknown}), nil
+}
+
+// PoolerFix is what to do about an error that only a pooler causes, "" for others.
+func PoolerFix(err error) string {
+	pg, _ := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case pg == nil:
+	case pg.Code == "08P01" && strings.Contains(pg.Message, "statement pooling mode"):
+		return "a pooler gives each statement a session of its own, and callq needs transactions: set pool_mode = transaction in pgbouncer"
+	case pg.Code == "26000", pg.Code == "42P05", // a prepared statement that is not there, or is another's
+		pg.Code == "08P01" && strings.Contains(pg.Message, "unsupported startup parameter"):
+		return "a pooler such as pgbouncer may stand before Postgres: if so set postgres.query_mode: cache_describe " +
+			"(CALLQ_POSTGRES_QUERY_MODE), and postgres.direct_url to the way past it"
+	}
+	return ""
 }
 
 // status judges what `callq status` shows: which processes are alive and whether they agree, which calls nobody takes,

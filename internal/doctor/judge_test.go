@@ -94,6 +94,23 @@ func TestStaged(t *testing.T) {
 	}
 }
 
+// Where reads say that they are a standby's, and writes are taken all the same, a load balancer stands between.
+func TestReadsAtAStandby(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewWith(t, map[string]string{"search_path": "public, pg_catalog"})
+	if found, err := reads(t.Context(), pool); err != nil || len(found) > 0 {
+		t.Errorf("at a primary: %+v, %v", found, err)
+	}
+	if _, err := pool.Exec(t.Context(), `CREATE FUNCTION public.current_setting(text) RETURNS text LANGUAGE sql AS $$ SELECT 'on' $$`); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset() // what is prepared knows the other function
+	found, err := reads(t.Context(), pool)
+	if err != nil || len(found) != 1 || found[0].Level != Problem || !strings.Contains(found[0].Fix, "load_balance_mode = off") {
+		t.Errorf("behind a load balancer: %+v, %v", found, err)
+	}
+}
+
 // A server that is too old is said before any of callq's tables is looked at.
 func TestOldServer(t *testing.T) {
 	t.Parallel()
@@ -135,6 +152,21 @@ func TestHeldByAnotherRole(t *testing.T) {
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// An error that only a pooler causes is said with what to change there.
+func TestCheckThroughAPooler(t *testing.T) {
+	t.Parallel()
+	for fix, refused := range map[string]pgconn.PgError{
+		"set pool_mode = transaction":                {Code: "08P01", Message: "transaction blocks not allowed in statement pooling mode"},
+		"set postgres.query_mode: cache_describe":    {Code: "26000", Message: `prepared statement "stmtcache_1" does not exist`},
+		"and postgres.direct_url to the way past it": {Code: "42P05", Message: `prepared statement "stmtcache_1" already exists`},
+	} {
+		found, err := check{"bloat", func(context.Context, schema.DB) ([]Finding, error) { return nil, &refused }}.run(t.Context(), nil)
+		if err != nil || len(found) != 1 || found[0].Level != Problem || !strings.Contains(found[0].Fix, fix) {
+			t.Errorf("%s: %+v, %v, want %q", refused.Message, found, err, fix)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -9,6 +10,8 @@ import (
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/schema"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -87,19 +90,48 @@ UNION ALL
 SELECT 'problem', 'this Postgres is a standby: nothing can be inserted or claimed', 'set postgres.url to the primary'
 WHERE pg_is_in_recovery()`
 
+// reads finds that a load balancer has a standby answer reads, although callq marks them for pgpool. It may choose for each connection
+// anew.
+func reads(ctx context.Context, pool schema.DB) ([]Finding, error) {
+	for range 4 {
+		var behind bool
+		conn, err := schema.Acquire(ctx, pool)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Release()
+		if err := conn.QueryRow(ctx, `SELECT current_setting('in_hot_standby')::boolean`).Scan(&behind); err != nil {
+			return nil, err
+		}
+		if !behind {
+			continue
+		}
+		tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadWrite})
+		if _, refused := errors.AsType[*pgconn.PgError](err); refused {
+			return nil, nil // all of it is a standby, which settingsSQL finds
+		} else if err != nil {
+			return nil, err
+		}
+		return judge(false, "", "a load balancer sends reads to a standby: calls come late, and some that were just inserted are not found",
+			"have it send callq's reads to the primary; in pgpool.conf: load_balance_mode = off, or "+
+				"database_redirect_preference_list = 'DATABASE:primary'"), tx.Rollback(ctx)
+	}
+	return nil, nil
+}
+
 // Redis examines Redis. It returns an error only if Redis cannot be reached.
 func Redis(ctx context.Context, client redis.UniversalClient) ([]Finding, error) {
 	info, err := client.Info(ctx, "server", "memory").Result()
 	if err != nil && !redis.HasErrorPrefix(err, "ERR") && !redis.HasErrorPrefix(err, "NOPERM") { // a stand-in may not know the sections
 		return nil, fmt.Errorf("ask Redis: %w", err)
 	}
-	return append(readRedis(info), of("redis hand-over", takes(handoff.Probe(ctx, client, "callq:probe")))...), nil
+	return append(readRedis(info), of("redis hand-over", takes(handoff.Probe(ctx, client, "callq:doctor")))...), nil
 }
 
 // takes judges whether a script may write.
 func takes(err error) []Finding {
 	return judge(err == nil, "a script may write", fmt.Sprintf("Redis takes no hand-over: %v", err),
-		"give it memory, or callq's login the right to run scripts and to write callq:* and asynq:*; a cluster needs all its parts")
+		"give it memory, or callq's login the right to run scripts and to write asynq:*; a cluster needs all its parts")
 }
 
 // readRedis judges the answer to INFO. Managed servers often refuse CONFIG, so doctor does not ask for that.

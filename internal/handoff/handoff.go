@@ -257,12 +257,12 @@ func (b *Broker) Probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return Probe(ctx, b.client, keyOf(b.Queue(HTTP), "probe"))
+	return Probe(ctx, b.client, b.Queue(HTTP))
 }
 
-// Probe has a script write a key, which Redis removes after a second.
-func Probe(ctx context.Context, client redis.UniversalClient, key string) error {
-	return client.Eval(ctx, `return redis.call('SET', KEYS[1], '', 'PX', 1000)`, []string{key}).Err()
+// Probe has a script write a key where an Asynq queue has its own. Redis removes it after a second.
+func Probe(ctx context.Context, client redis.UniversalClient, queue string) error {
+	return client.Eval(ctx, `return redis.call('SET', KEYS[1], '', 'PX', 1000)`, []string{keyOf(queue, "probe")}).Err()
 }
 
 // Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), active ones whose lease

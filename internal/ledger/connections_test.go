@@ -33,16 +33,28 @@ func TestConnect(t *testing.T) {
 			t.Errorf("%s is %q (%v), want %q", name, got, err, want)
 		}
 	}
-	if n := own.(*pgxpool.Pool).Config().MaxConns; n < 8 {
+	if n := configOf(own).MaxConns; n < 8 {
 		t.Errorf("%d connections", n)
 	}
 	if given.Stat().AcquireCount() > 0 {
 		t.Error("the pool that was given was used")
 	}
-	again, _, err := ledger.Connect(t.Context(), own.(*pgxpool.Pool), schema.Names{}, 8)
-	if err != nil || again != own {
+	full, err := pgxpool.NewWithConfig(t.Context(), configOf(own))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(full.Close)
+	again, _, err := ledger.Connect(t.Context(), full, schema.Names{}, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Exec(t.Context(), `SELECT`); err != nil || full.Stat().AcquireCount() != 1 {
 		t.Errorf("a pool that has all of it is not used as it is (%v)", err)
 	}
+}
+
+func configOf(db schema.DB) *pgxpool.Config {
+	return db.(interface{ Config() *pgxpool.Config }).Config()
 }
 
 // Behind a pooler no settings are sent: it would refuse the connection.
@@ -62,11 +74,12 @@ func TestConnectThroughAPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer end()
-	params := own.(*pgxpool.Pool).Config().ConnConfig.RuntimeParams
-	if own == given || params["plan_cache_mode"] != "" || params["application_name"] != "shop" {
+	config = configOf(own)
+	params := config.ConnConfig.RuntimeParams
+	if config.MaxConns == given.Config().MaxConns || params["plan_cache_mode"] != "" || params["application_name"] != "shop" {
 		t.Errorf("its parameters are %v", params)
 	}
-	if own.(*pgxpool.Pool).Config().ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheDescribe {
+	if config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheDescribe {
 		t.Error("its way of sending statements is another")
 	}
 }

@@ -2,6 +2,9 @@
 //
 // SQL is written, everywhere, for the schemas by default: callq.call_open, public.call_queue. It needs no search_path. Where a
 // callq stands elsewhere, [Names.In] makes a pool whose statements name those schemas instead.
+//
+// What callq reads has to be what was written last. So its pool also marks each statement such that pgpool-II, which may send
+// others to a standby, sends it to the primary.
 package schema
 
 import (
@@ -95,7 +98,10 @@ func (n Names) SQL(text string) string {
 	})
 }
 
-// DB runs statements: a *pgxpool.Pool, which reaches the schemas by default, or what Names.In makes of one.
+// OnPrimary begins a statement that pgpool-II is not to send to a standby.
+const OnPrimary = "/*NO LOAD BALANCE*/ "
+
+// DB runs statements: what Names.In makes of a *pgxpool.Pool, or such a pool, which reaches the schemas by default.
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -105,11 +111,8 @@ type DB interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// In is a pool whose statements name these schemas.
+// In is a pool whose statements name these schemas, and read what was written last.
 func (n Names) In(p *pgxpool.Pool) DB {
-	if n.isDefault() {
-		return p
-	}
 	return &pool{p, &rewriter{names: n}}
 }
 
@@ -155,7 +158,7 @@ func (r *rewriter) sql(text string) string {
 	if to, ok := r.done.Load(text); ok {
 		return to.(string)
 	}
-	to := r.names.SQL(text)
+	to := OnPrimary + r.names.SQL(text)
 	r.done.Store(text, to)
 	return to
 }

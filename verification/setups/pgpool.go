@@ -9,17 +9,6 @@ import (
 	"time"
 )
 
-// readsFollowWrites is whether a call that was just inserted can be looked at where pgpool has a standby answer reads. Until it is,
-// such a set-up works but for that, and docs/deploying.md says so.
-const readsFollowWrites = false
-
-func balancedReads() string {
-	if readsFollowWrites {
-		return "yes"
-	}
-	return "in part"
-}
-
 // pgpool is a pgpool-II in front of a primary and its standby, which is a second behind. With balance, reads may go to the standby.
 func pgpool(balance bool) func(context.Context, *stage) (*servers, error) {
 	return func(ctx context.Context, on *stage) (*servers, error) {
@@ -81,12 +70,7 @@ load_balance_mode = %s
 		}
 		through := "postgres://postgres@127.0.0.1:" + ports[0] + "/postgres"
 		s.postgres = fmt.Sprintf("{url: %q}", through)
-		if balance && !readsFollowWrites { // migrations that read at the standby may fail
-			s.postgres = fmt.Sprintf("{url: %q, direct_url: %q}", through, primary.url())
-		}
-		if !balance || readsFollowWrites {
-			s.after = readsItsWrites
-		}
+		s.after = readsItsWrites
 		return s, until(ctx, "pgpool knows the primary", func() error {
 			return one(ctx, through, `SELECT NOT pg_is_in_recovery() AND pg_current_xact_id() IS NOT NULL`)
 		})

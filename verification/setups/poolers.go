@@ -119,15 +119,14 @@ func pgbouncerRefused(ctx context.Context, on *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	inStatements := fmt.Sprintf("{url: %q, query_mode: cache_describe, direct_url: %q}", statement, postgres.url())
 	for _, c := range []struct {
 		name, postgres, command string
 		code                    int
 		words                   string
 	}{
-		{
-			"statement mode", fmt.Sprintf("{url: %q, query_mode: cache_describe, direct_url: %q}", statement, postgres.url()),
-			"config apply", exitUnreachable, "statement pooling mode",
-		},
+		{"statement mode", inStatements, "config apply", exitUsage, "set pool_mode = transaction"},
+		{"statement mode", inStatements, "doctor", exitFindings, "set pool_mode = transaction"},
 		{"no query_mode", fmt.Sprintf("{url: %q, direct_url: %q}", transaction, postgres.url()), "status", exitUsage, "postgres.query_mode: cache_describe"},
 		{"no direct_url", fmt.Sprintf("{url: %q, query_mode: cache_describe}", transaction), "serve", exitUsage, "set postgres.direct_url"},
 	} {

@@ -98,7 +98,7 @@ func redisTLS(ctx context.Context, on *stage) (*servers, error) {
 }
 
 // aclRules are what callq's user of Redis may do, as docs/deploying.md has it.
-const aclRules = "~asynq:* ~callq:* resetchannels -@all +hello +ping +info +evalsha +eval +blmove +sadd +srem +sismember " +
+const aclRules = "~asynq:* ~callq:budget:* resetchannels -@all +hello +ping +info +evalsha +eval +blmove +sadd +srem +sismember " +
 	"+smembers +lrange +zrange +del +multi +exec +time +get +set +exists +hset +hdel +hget +hvals +hkeys +lpush +rpush +rpoplpush " +
 	"+lrem +lset +lindex +ltrim +zadd +zcard +zrem +zrevrange +zrangebyscore +zremrangebyrank +zremrangebyscore +incr +expireat " +
 	"+expire +pexpire +setex"
