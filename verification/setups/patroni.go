@@ -149,7 +149,7 @@ func (c *patroniCluster) servers(ctx context.Context, on *stage, fault func(cont
 	if err != nil {
 		return nil, err
 	}
-	s.admin, s.postgres, s.twice = c.url, fmt.Sprintf("{url: %q}", c.url), true
+	s.admin, s.postgres, s.failsOver = c.url, fmt.Sprintf("{url: %q}", c.url), true
 	return s, nil
 }
 

@@ -155,7 +155,7 @@ func promotedStandby(ctx context.Context, on *stage) (*servers, error) {
 		return nil, err
 	}
 	s.admin = primaryOf("127.0.0.1:"+primary.port, "127.0.0.1:"+standby.port)
-	s.postgres, s.twice = fmt.Sprintf("{url: %q}", s.admin), true
+	s.postgres, s.failsOver = fmt.Sprintf("{url: %q}", s.admin), true
 	return s, nil
 }
 

@@ -34,8 +34,8 @@ type servers struct {
 	fault func(ctx context.Context, w *world) error
 	// after looks at what is the set-up's own, once all calls are done.
 	after func(ctx context.Context, w *world) error
-	// twice is whether calls that ran during the fault may be made again, as attempts of their own.
-	twice bool
+	// failsOver is whether the fault is a failover, which loses nothing.
+	failsOver bool
 	// doctor is the exit code of `callq doctor` in the end.
 	doctor int
 }
