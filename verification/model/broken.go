@@ -26,6 +26,7 @@ const (
 	MissingHasArrived  // ... and to have arrived by then
 	SameClock          // ... or what the former server's clock, ahead of this one's, no longer counted to be known
 	OpenIsKnown        // what a failover finds open is taken to be used, and nothing in its place
+	FindsAll           // workers say that they find starts which are missing
 	// The start.
 	NoCompareAndSet // a start takes the row whoever has it
 	NoEpochCheck    // a start takes rows of an older epoch

@@ -22,6 +22,7 @@ var mutants = []variant{
 	{name: "lowered without recall", broken: NoRecall, within: "changes", rule: Rule6},
 	{name: "recall skips locked rows", broken: RecallSkips, within: "changes", rule: Rule6},
 	{name: "nothing is missing in a new epoch", ignore: []string{Rule6, Rule7}, broken: NoneMissing, within: "failover", change: small, rule: Rule1},
+	{name: "workers find what is missing", broken: FindsAll, within: "failover", rule: Rule4},
 	{name: "what the clock gained is lost", broken: GainLost, within: "epochs", rule: Rule4},
 	{name: "what is missing has arrived", broken: MissingHasArrived, within: "failover", rule: Rule4},
 	{name: "the former server's clock was not ahead", broken: SameClock, within: "epochs", rule: Rule7},

@@ -148,4 +148,24 @@ func (m *Model) failsOver(s *State) {
 		}
 	}
 	m.emit(moveFailover, 0, 0, n, "")
+	if (m.Broken == 0 || m.has(FindsAll)) && m.foundAll(s) { // then all goes on as it is; other mistakes show without
+		n.pg.epoch = s.pg.epoch
+		m.emit(moveFailoverWhole, 0, 0, n, "")
+	}
+}
+
+// foundAll says whether the standby has each start that a worker was told of, and may have sent for. Workers that live say so of
+// their last: the standby then has all before it. One that died since the standby stopped following says nothing.
+func (m *Model) foundAll(s *State) bool {
+	for i := range s.seen {
+		g := &s.seen[i]
+		told := g.used && (s.pg.rows[i].stage == charged || g.writes > 0 || g.flight > 0 || g.landed)
+		for j := range s.runs {
+			told = told || s.runs[j].phase >= granted && int(s.runs[j].slot) == i
+		}
+		if stage := s.repl.rows[i].stage; told && (stage == absent || stage == open) && !m.has(FindsAll) {
+			return false
+		}
+	}
+	return true
 }

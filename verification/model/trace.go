@@ -63,6 +63,7 @@ const (
 	moveClockBack
 	moveStandbyStops
 	moveFailover
+	moveFailoverWhole
 	moveCount
 )
 
@@ -119,6 +120,7 @@ var texts = [moveCount]struct {
 	moveClockBack:      {"Postgres's clock is set back by %d", 0},
 	moveStandbyStops:   {"the standby stops following", 0},
 	moveFailover:       {"the standby is promoted, without what was committed since", 16},
+	moveFailoverWhole:  {"the standby is promoted, and workers find all that they were told", 0},
 }
 
 func (st *step) String() string {
