@@ -40,6 +40,9 @@ func callsCommand(a *app) *cobra.Command {
 				why, err := admin.Explain(ctx, db.DB, call)
 				readBudgets(ctx, db.cfg, why.Needs)
 				why.Short()
+				if why.ForRedis() {
+					why.AskedRedis(askRedis(ctx, db.cfg))
+				}
 				return why, err
 			}, printWhy)),
 		},

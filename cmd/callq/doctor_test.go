@@ -244,6 +244,8 @@ func TestDoctor(t *testing.T) {
 			{func(w *world) {
 				w.configureRedis("maxmemory", "1")
 				w.t.Cleanup(func() { w.configureRedis("maxmemory", "0") })
+				w.exec(`INSERT INTO call_queue DEFAULT VALUES`)
+				w.answers(exitDone, "calls why 1", "unknown: Redis takes no hand-over, without which no call is made: OOM")
 			}, "redis hand-over", doctor.Problem, "Redis takes no hand-over: OOM", "give it memory"},
 		}},
 		{"Redis", exitFindings, []harmed{

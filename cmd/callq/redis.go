@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/handoff"
 )
 
 func (a *app) awaitRedis(ctx context.Context, cfg *config.Config, client redis.UniversalClient) error {
@@ -133,6 +134,24 @@ func pingRedis(ctx context.Context, cfg *config.Config, client redis.UniversalCl
 		}
 	}
 	return nil
+}
+
+// askRedis asks for what a hand-over needs, as doctor does. refused is what it says against that, and away why nobody could ask.
+func askRedis(ctx context.Context, cfg *config.Config) (refused, away string) {
+	client, err := openRedis(cfg)
+	if err != nil {
+		return "", explained(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	if err := pingRedis(ctx, cfg, client); err != nil {
+		return "", explained(err)
+	}
+	if err := handoff.Probe(ctx, client, "callq:doctor"); err != nil {
+		return explained(err), ""
+	}
+	return "", ""
 }
 
 // openBudgets makes a client of the budgets' own Redis, a cluster if its URL names several servers; nil: they have none.

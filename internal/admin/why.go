@@ -83,6 +83,23 @@ func Explain(ctx context.Context, pool Pool, call *callqueue.Record) (Why, error
 	})
 }
 
+// ForRedis says whether the call cannot be made without Redis: it waits, or is on its way to a worker.
+func (w *Why) ForRedis() bool {
+	return !w.Running && (w.Status == callqueue.StatusNew || w.Status == callqueue.StatusError || w.Status == callqueue.StatusDispatched)
+}
+
+// AskedRedis adds what Redis says against a hand-over, or why it could not be asked; "": nothing.
+func (w *Why) AskedRedis(refused, away string) {
+	switch {
+	case refused != "":
+		text := "Redis takes no hand-over, without which no call is made: " + refused + "; callq doctor says more"
+		w.Reasons = append([]Reason{{Code: "no_redis", Text: text}}, w.Reasons...)
+		w.StartsAt, w.Because = nil, "unknown: "+text
+	case away != "":
+		w.Reasons = append(w.Reasons, Reason{Code: "no_redis", Text: "from here Redis cannot be asked whether it takes hand-overs: " + away})
+	}
+}
+
 // foresight is when the call is made, unless something holds it up and nobody knows for how long.
 func (c *circumstances) foresight(r *reader) (f Foresight) {
 	if !c.waits() {
