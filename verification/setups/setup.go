@@ -57,6 +57,7 @@ func setups() []setup {
 		{name: "Postgres 16", version: "16", npm: "16", run: underLoad(postgresOf("16"))},
 		{name: "Postgres 17", version: "17", npm: "17", run: underLoad(postgresOf("17"))},
 		{name: "Postgres 18", version: "18", npm: "18", run: underLoad(postgresOf("18"))},
+		{name: "pg_repack, pg_dump, a publication of all tables", version: "15", settings: "`-t` for each table in pg_repack", debian: []string{"postgresql-15-repack"}, run: underLoad(tools)},
 		{name: "promoted standby", version: "15", settings: severalHosts, short: true, run: underLoad(promotedStandby)},
 		{name: "Patroni switchover", version: "3.0", settings: severalHosts, debian: patroniPackages(), run: underLoad(patroniSwitchover)},
 		{name: "Patroni with a lost primary", version: "3.0", settings: severalHosts + "; `synchronous_mode` in Patroni", debian: patroniPackages(), run: underLoad(patroniKill)},
