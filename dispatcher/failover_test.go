@@ -69,7 +69,7 @@ func (s *server) open() *pgxpool.Pool {
 	return pool
 }
 
-// serve runs a dispatcher and a worker until the test ends.
+// serve runs a dispatcher and a worker until the test ends. It returns once both have begun.
 func (s *server) serve(r policy.Policy) {
 	s.t.Helper()
 	s.run(s.dispatcher(r, witnessed).Run)
@@ -83,6 +83,7 @@ func (s *server) serve(r policy.Policy) {
 		return nil
 	})
 	s.run(w.Run)
+	s.eventually(`SELECT (SELECT count(*) FROM callq.call_workers) = 1 AND (SELECT count(*) FROM callq.call_limits) = 1`)
 }
 
 func (s *server) call(n int) {
@@ -186,7 +187,6 @@ func TestNewTimelineAndADeadWorker(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	s.serve(rules(sliding("api", 50, 24*time.Hour)))
-	s.eventually(`SELECT count(*) = 1 FROM callq.call_workers`)
 	s.exec(`INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at, epoch) VALUES
 		('left', 'p', '{}', '{}', 1, now(), now() - interval '1 min', callq.epoch()), ('died', 'p', '{}', '{}', 1, now(), now(), callq.epoch())`)
 	s.promote(s.dir)
