@@ -1,18 +1,10 @@
 package dispatcher_test
 
 import (
-	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
-	"github.com/callq/callq/internal/local"
-	"github.com/callq/callq/internal/redistest"
-	"github.com/callq/callq/internal/schema"
-	"github.com/callq/callq/migrations"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A standby that is promoted is a new epoch: what the old server gave out and had not ended is
@@ -22,31 +14,7 @@ import (
 //callq:guarantee 1
 func TestPromotion(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	server, err := local.StartPostgres(t.Context(), local.Postgres{Dir: dir, Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop() })
-	config, err := pgxpool.ParseConfig(server.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, value := range ledger.Settings() {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
-	if _, err := migrations.Up(t.Context(), config.ConnConfig, schema.Names{}); err != nil {
-		t.Fatal(err)
-	}
-	s := &system{t: t, redis: redistest.New(t), log: slog.New(slog.DiscardHandler)}
-	connect := func() {
-		if s.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
-			t.Fatal(err)
-		}
-		s.owner = s.pool
-		t.Cleanup(s.pool.Close)
-	}
-	connect()
+	s := newServer(t)
 	s.alive(100)
 	r := rules(sliding("api", 6, time.Second))
 	s.calls("default", 5)
@@ -55,18 +23,11 @@ func TestPromotion(t *testing.T) {
 	s.finish(1)
 	s.want(`SELECT count(*) = 4 AND count(started_at) = 2 FROM callq.call_open`)
 	unstarted := s.requests(nil, time.Second)
-	epoch := one[string](s, `SELECT callq.epoch()`)
+	epoch := one[string](s.system, `SELECT callq.epoch()`)
 	s.pool.Close()
 
-	server.Kill()
-	if err := os.WriteFile(filepath.Join(dir, "data", "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	connect()
-	s.exec(`SELECT pg_promote()`)
+	s.promote(s.dir)
+	s.pool = s.owner
 	s.want(`SELECT callq.epoch() <> $1`, epoch)
 	answers, err := ledger.Start(t.Context(), s.pool, "w", unstarted)
 	if err != nil || answers[0].StartedAt != nil || answers[1].StartedAt != nil {
@@ -74,7 +35,7 @@ func TestPromotion(t *testing.T) {
 	}
 
 	s.calls("default", 9)
-	promoted := one[time.Time](s, `SELECT clock_timestamp()`)
+	promoted := one[time.Time](s.system, `SELECT clock_timestamp()`)
 	s.once(r)
 	s.want(`SELECT count(*) = 0 FROM callq.call_open`)
 	s.want(`SELECT count(*) = 4 AND bool_and(arrived_by > coalesce(started_at, $1)) FROM call_attempts WHERE outcome = 'lost'`, promoted)
