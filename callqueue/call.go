@@ -19,7 +19,7 @@ type Call struct {
 	Queue string
 	// Task names the handler that makes the call. At most 255 bytes. Default: "http", which is built in.
 	Task string
-	// Key says whose call it is, for limits that are per key. At most 255 bytes. Default: "".
+	// Key is whose call it is, for limits that are per key. At most 255 bytes. Default: "".
 	Key string
 	// Data is what the handler gets, as JSON of at most [MaxData] bytes that jsonb takes: without U+0000. A json.RawMessage or
 	// []byte must be JSON already; json.Marshal encodes anything else. Default: {}.
@@ -38,7 +38,7 @@ type Call struct {
 	MaxAttempts int
 }
 
-// InvalidCallError says why a call was refused. Nothing was written.
+// InvalidCallError is why a call was refused. Nothing was written.
 type InvalidCallError struct {
 	// Index is the call's index in the slice given to InsertMany, and 0 for a single insert. It is -1 if Postgres
 	// refused a batch and did not say which call.
@@ -80,7 +80,7 @@ type row struct {
 	json string
 }
 
-// check returns the call as a row. The error says what Postgres or a dispatcher would refuse in it.
+// check returns the call as a row. The error is what Postgres or a dispatcher would refuse in it.
 func (c *Client) check(index int, call Call) (row, error) {
 	refuse := func(field, reason string, args ...any) (row, error) {
 		return row{}, &InvalidCallError{Index: index, Field: field, Reason: fmt.Sprintf(reason, args...)}

@@ -46,13 +46,13 @@ func MaxData(bytes int) Option {
 	return func(c *Client) { c.maxData = bytes }
 }
 
-// Schemas says where callq's own tables and call_queue stand. Default: callq, public.
+// Schemas sets where callq's own tables and call_queue are. Default: callq, public.
 func Schemas(own, tables string) Option {
 	return func(c *Client) { c.schemas = schema.Names{Own: own, Tables: tables} }
 }
 
 // New returns a client that uses the pool, which you close. It starts nothing and does not connect to Postgres. The
-// error says that the pool is nil, or that no schema can have such a name.
+// error means that the pool is nil, or that no schema can have such a name.
 func New(pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	if pool == nil {
 		return nil, errors.New("callqueue: the pool is nil")
@@ -77,7 +77,7 @@ const (
 	StatusDispatched Status = "dispatched"
 	StatusDone       Status = "done"
 	StatusError      Status = "error"     // will be tried again at run_at
-	StatusFailed     Status = "failed"    // gave up; the error message says why
+	StatusFailed     Status = "failed"    // gave up; the error message has the reason
 	StatusCancelled  Status = "cancelled" // by an operator
 )
 

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// NotFoundError says which calls do not exist. errors.Is finds [ErrNotFound] in it.
+// NotFoundError names the calls that do not exist. errors.Is finds [ErrNotFound] in it.
 type NotFoundError struct{ IDs []int64 }
 
 func (e *NotFoundError) Error() string { return fmt.Sprintf("%v: %v", ErrNotFound, e.IDs) }
@@ -23,11 +23,11 @@ func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 // it may have changed more than it returns; you may call it again.
 type ChangeResult struct {
 	ID int64 `json:"id"`
-	// Changed says that this Cancel ended the call, this Retry made it wait again, or this Delete removed it. If false, its
+	// Changed reports that this Cancel ended the call, this Retry made it wait again, or this Delete removed it. If false, its
 	// Status or an Open attempt prevented that.
 	Changed bool   `json:"changed"`
 	Status  Status `json:"status"` // now, or the last that it had
-	// Open says that an attempt of the call has not ended. After Cancel, one that has started.
+	// Open reports that an attempt of the call has not ended. After Cancel, one that has started.
 	Open bool `json:"open"`
 	// DuplicateOf is why a Retry left the call alone: this unfinished call of its queue has its unique key by now. Nil: none has.
 	DuplicateOf *int64 `json:"duplicate_of,omitempty"`
@@ -77,7 +77,10 @@ WITH call AS MATERIALIZED (
         FROM refunded r
         CROSS JOIN LATERAL unnest(r.limits, r.keys) AS u (name, key)
     ) f
-)` + resultsSQL + `
+)
+SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status, c.open, c.duplicate_of
+FROM call c
+LEFT JOIN changed d ON d.id = c.id
 WHERE c.ended OR NOT c.claimed`
 
 // Retry makes calls that failed or were cancelled wait again, as if they were new. Earlier failures no longer count
@@ -85,7 +88,7 @@ WHERE c.ended OR NOT c.claimed`
 // charged; the next one uses the limits again. A call takes its unique key back. Retry leaves other calls alone: those that have not
 // ended, are done, or were cancelled and still run, and those whose unique key another call has by now.
 //
-// The role needs SELECT and UPDATE on call_queue, and SELECT on call_open.
+// The role needs SELECT and UPDATE on call_queue, and SELECT on call_effective and call_open.
 func (c *Client) Retry(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
 	return c.RetryWith(ctx, RetryOptions{}, ids...)
 }
@@ -117,12 +120,12 @@ func (c *Client) RetryWith(ctx context.Context, o RetryOptions, ids ...int64) ([
 // Of those that had the same unique key, the first takes it back.
 const retrySQL = `
 WITH ended AS MATERIALIZED (
-    SELECT q.id, q.status, coalesce(q.queue, 'default') AS queue, q.ended_key, EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id) AS open
-    FROM public.call_queue q
+    SELECT q.id, q.status, q.queue, q.ended_key, EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id) AS open
+    FROM callq.call_effective q
     WHERE q.id = ANY($1::bigint[])
 ), call AS MATERIALIZED (
     SELECT id, status, open, fit, CASE WHEN fit AND ended_key IS NOT NULL THEN coalesce(
-        (SELECT u.id FROM public.call_queue u WHERE coalesce(u.queue, 'default') = e.queue AND u.unique_key = e.ended_key),
+        (SELECT u.id FROM callq.call_effective u WHERE u.queue = e.queue AND u.unique_key = e.ended_key),
         nullif(min(id) FILTER (WHERE fit) OVER (PARTITION BY queue, ended_key), id)) END AS duplicate_of
     FROM (SELECT *, NOT open AND status = ANY($2::text[]) AS fit FROM ended) e
 ), changed AS (
@@ -134,7 +137,10 @@ WITH ended AS MATERIALIZED (
     FROM call c
     WHERE q.id = c.id AND c.fit AND c.duplicate_of IS NULL
     RETURNING q.id, q.status
-)` + resultsSQL
+)
+SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status, c.open, c.duplicate_of
+FROM call c
+LEFT JOIN changed d ON d.id = c.id`
 
 // Delete removes calls that have ended or wait; a call that waited is not made. It leaves alone calls that are
 // dispatched, or were cancelled and still run: cancel them first, and let them end. Deleting frees no units: the ledger
@@ -146,26 +152,20 @@ func (c *Client) Delete(ctx context.Context, ids ...int64) ([]ChangeResult, erro
 }
 
 // The calls $1 are locked, so no claim opens an attempt of them. Open attempts and the ledger do not change.
-const deleteSQL = callsSQL + `, changed AS (
-    DELETE FROM public.call_queue q
-    USING call c
-    WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
-    RETURNING q.id, q.status
-)` + resultsSQL
-
-// What a statement changes it calls changed, and the calls as they were call.
-const (
-	callsSQL = `
+const deleteSQL = `
 WITH call AS MATERIALIZED (
     SELECT q.id, q.status, EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id) AS open, NULL::bigint AS duplicate_of
     FROM public.call_queue q
     WHERE q.id = ANY($1::bigint[])
-)`
-	resultsSQL = `
+), changed AS (
+    DELETE FROM public.call_queue q
+    USING call c
+    WHERE q.id = c.id AND NOT c.open AND c.status <> 'dispatched'
+    RETURNING q.id, q.status
+)
 SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status, c.open, c.duplicate_of
 FROM call c
 LEFT JOIN changed d ON d.id = c.id`
-)
 
 // change is what is done to calls.
 type change struct {
@@ -244,7 +244,7 @@ func (ch change) turn(ctx context.Context, c *Client, ids []int64, done map[int6
 	return slices.DeleteFunc(again, func(id int64) bool { return done[id] != nil }), nil
 }
 
-// Whoever locks several calls, or several open attempts, locks them in the order of their ids.
+// To lock several calls, or several open attempts, lock them in the order of their ids.
 const (
 	lockOpenSQL  = `SELECT call_id FROM callq.call_open WHERE call_id = ANY($1::bigint[]) ORDER BY call_id FOR UPDATE`
 	lockCallsSQL = `SELECT id FROM public.call_queue WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE`

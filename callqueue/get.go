@@ -34,7 +34,7 @@ type Record struct {
 // Progress is what has become of a call.
 type Progress struct {
 	Status Status `json:"status"`
-	// Running says that an attempt has started and has not ended. A cancelled call may still run.
+	// Running reports that an attempt has started and has not ended. A cancelled call may still run.
 	Running bool `json:"running"`
 	// Attempts counts the claims made of it, FailedCount those that failed or were lost.
 	Attempts     int     `json:"attempts"`
@@ -53,7 +53,7 @@ type Progress struct {
 
 // Get returns a call. The error is [ErrNotFound] if there is none, for example because retention removed it.
 //
-// The role needs SELECT on call_queue, call_open and call_attempts.
+// The role needs SELECT on call_queue, call_effective, call_open and call_attempts.
 func (c *Client) Get(ctx context.Context, id int64) (*Record, error) {
 	calls, err := c.records(ctx, []int64{id})
 	switch {
@@ -71,22 +71,21 @@ func (c *Client) records(ctx context.Context, ids []int64) ([]*Record, error) {
 	return pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Record])
 }
 
-// Reads each call, its open attempt and its newest ledger row by their primary keys. An explicit NULL is read as the
-// default. Times are in UTC, and in the years that JSON can write; a CASE keeps NULL, which least and greatest pass over.
+// Reads each call, its open attempt and its newest ledger row by their primary keys. Times are in UTC, and in the years that JSON can write; a CASE keeps NULL, which least and greatest pass over.
 const getSQL = `
 WITH years (first, last) AS (VALUES (timestamp '0001-01-01 00:00:00', timestamp '9999-12-31 23:59:59.999999'))
-SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
+SELECT id, queue, task, key, status,
     EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message, last.code, last.took_ms, last.result,
     least(greatest(created_at AT TIME ZONE 'UTC', first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at AT TIME ZONE 'UTC', first), last) END AS dispatched_at,
     CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at AT TIME ZONE 'UTC', first), last) END AS finished_at,
-    coalesce(priority, 5) AS priority, coalesce(cost, 1) AS cost,
-    least(greatest(coalesce(run_at, created_at) AT TIME ZONE 'UTC', first), last) AS run_at,
+    priority, cost,
+    least(greatest(run_at AT TIME ZONE 'UTC', first), last) AS run_at,
     CASE WHEN expires_at IS NOT NULL THEN least(greatest(expires_at AT TIME ZONE 'UTC', first), last) END AS expires_at,
-    unique_key, coalesce(call_data, '{}') AS data, max_attempts
+    unique_key, call_data AS data, max_attempts
 FROM years, unnest($1::bigint[]) WITH ORDINALITY AS asked (call_id, nth)
-JOIN public.call_queue c ON c.id BETWEEN asked.call_id AND asked.call_id
+JOIN callq.call_effective c ON c.id BETWEEN asked.call_id AND asked.call_id
 LEFT JOIN LATERAL (
     SELECT code, took_ms, result FROM public.call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1
 ) last ON true

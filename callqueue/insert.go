@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// DuplicateError says which call of a batch has the unique key of another. Nothing was written. errors.Is finds
+// DuplicateError names the call of a batch that has the unique key of another. Nothing was written. errors.Is finds
 // [ErrDuplicate] in it.
 type DuplicateError struct {
 	// Index is the call's index in the slice given to InsertMany.
@@ -118,7 +118,7 @@ func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) (ids 
 	if err != nil {
 		return nil, err
 	}
-	// The other call may end before it is looked up, hence again; not for ever, since a snapshot older than it (REPEATABLE
+	// The other call may end before it is read, hence again; not for ever, since a snapshot older than it (REPEATABLE
 	// READ) never shows it.
 	for turn := 1; ; turn++ {
 		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
@@ -130,7 +130,7 @@ func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) (ids 
 		}
 		pgErr, ok := errors.AsType[*pgconn.PgError](err)
 		if ok && pgErr.Code == "40P01" && turn < 10 {
-			continue // another batch has taken the same unique keys in another order: it has them now
+			continue // another batch has inserted the same unique keys in another order: it has them now
 		}
 		if !ok || pgErr.ConstraintName != "call_queue_unique_idx" || turn == 10 {
 			return nil, fmt.Errorf("insert calls: %w", refusal(-1, err))

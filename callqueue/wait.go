@@ -81,7 +81,7 @@ type awaitedCall struct {
 	since    time.Time
 	next     time.Time     // when to ask
 	answered time.Time     // when Postgres last said that it waits
-	ended    chan struct{} // closed when it has ended or is gone, or when err says why that cannot be known
+	ended    chan struct{} // closed when it has ended or is gone, or when err is why that cannot be known
 	err      error
 }
 
@@ -136,7 +136,7 @@ func (w *awaited) leave(ids []int64, calls []*awaitedCall) {
 	}
 }
 
-// ask asks for the calls that are due, until nobody waits.
+// ask asks for the calls that are due, until no caller waits.
 func (w *awaited) ask(c *Client) {
 	for ids := w.due(); ids != nil; ids = w.due() {
 		pause := minAsk
@@ -150,7 +150,7 @@ func (w *awaited) ask(c *Client) {
 	}
 }
 
-// due returns which calls to ask for; nil: nobody waits, and nobody asks any more.
+// due returns which calls to ask for; nil: no caller waits, and nothing asks any more.
 func (w *awaited) due() []int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,7 +188,7 @@ func (w *awaited) tell(now time.Time, asked, waiting []int64, err error) {
 
 // unended returns which of the calls have not ended.
 func (c *Client) unended(ids []int64) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), askWithin) // whoever's waits may end before
+	ctx, cancel := context.WithTimeout(context.Background(), askWithin) // the caller's may end before
 	defer cancel()
 	rows, _ := c.pool.Query(ctx, unendedSQL, ids) // CollectRows returns its error
 	waiting, err := pgx.CollectRows(rows, pgx.RowTo[int64])

@@ -4,7 +4,7 @@ package callqueue
 // or WakeFreed.
 const WakeChannel = "callq_wake"
 
-// WakeFreed is the payload of a wake that says that units of a limit came free. The dispatchers then also look at queues
+// WakeFreed is the payload of a wake because units of a limit came free. The dispatchers then also poll queues
 // whose limits could not have had capacity yet.
 const WakeFreed = "freed"
 

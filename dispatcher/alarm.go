@@ -52,7 +52,7 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, names sc
 	if _, err := conn.Exec(ctx, `LISTEN `+names.WakeChannel()); err != nil {
 		return false, fmt.Errorf("listen: %w", err)
 	}
-	a.notify(true) // for what was said while nobody listened
+	a.notify(true) // for what was announced while nothing listened
 	var heardAt time.Time
 	for {
 		notification, err := a.waitOrAsk(ctx, conn)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/boottime"
+	"github.com/callq/callq/internal/claim"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/maintenance"
@@ -29,9 +30,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Config says what a dispatcher needs. Zero values mean the defaults.
+// Config is what a dispatcher needs. Zero values mean the defaults.
 type Config struct {
-	// Pool says how to reach Postgres; required. Run and Once open connections of their own from its configuration.
+	// Pool describes how to reach Postgres; required. Run and Once open connections of their own from its configuration.
 	Pool        *pgxpool.Pool
 	Redis       redis.UniversalClient // required
 	Schema      string                // callq's own; default callq
@@ -49,10 +50,10 @@ type Config struct {
 	Apply     bool                  // apply Policy even so
 	Failover  policy.Failover       // what is assumed of a server that took over; default policy.Witnessed
 	MaxData   int64                 // bytes of call_data in a plain INSERT; default 256 KiB
-	Flows     int                   // how many flows a claim looks at; default 256
+	Flows     int                   // how many flows a claim reads; default 256
 	Logger    *slog.Logger          // default: none
 	Metrics   prometheus.Registerer // default: none
-	// Now and Random replace a clock that nobody sets and chance, so that a simulation can be replayed. Default: the time
+	// Now and Random replace a clock that is never set and chance, so that a simulation can be replayed. Default: the time
 	// since boot, and rand.Int64N.
 	Now    func() time.Time
 	Random func(n int64) int64
@@ -75,11 +76,11 @@ type Dispatcher struct {
 	applied  atomic.Bool  // for Ready
 	ticked   atomic.Int64 // for Ready: when the last tick ended, Unix ns; 0: none yet
 
-	// What follows is used by one goroutine only: stepLoop, or whoever calls Once or Step.
+	// What follows is used by one goroutine only: stepLoop, or the caller of Once or Step.
 	failing  bool // the last tick failed
+	pace     pace
 	sender   *handoff.Broker
-	clock    *clockWatch
-	claims   *claimer
+	claims   *claim.Claimer
 	recovery *recovery.Recoverer
 }
 
@@ -117,20 +118,18 @@ func New(cfg Config) (*Dispatcher, error) {
 		next: make(chan *Settings, 1), ticks: make(chan struct{}, 1), sender: handoff.New(cfg.Redis, cfg.db, cfg.Logger),
 	}
 	d.current.Store(&initial)
-	d.clock = &clockWatch{cfg: &d.cfg}
-	d.claims = &claimer{
-		cfg: &d.cfg, metrics: d.metrics, sender: d.sender, clock: d.clock, stop: d.stopping.Load,
-		within: claimTimeout, earlyFor: earlyFor,
-		served: map[string]int{}, blocked: map[string]time.Time{}, reserved: reservations{},
-		scan: scanWindow{drained: map[string]time.Time{}}, needs: newNeeds(&d.cfg, d.sender, d.metrics),
-	}
+	d.claims = claim.New(claim.Config{
+		DB: cfg.db, Sender: d.sender, Budgets: cfg.Budgets, Flows: cfg.Flows, Failover: cfg.Failover, Within: claim.Timeout,
+		Log: cfg.Logger, Metrics: cfg.Metrics, Now: cfg.Now, Random: cfg.Random, Stop: d.stopping.Load,
+	})
+	d.pace.earlyFor = earlyFor
 	d.recovery = recovery.New(recovery.Config{
 		Pool: cfg.db, Sender: d.sender, Log: cfg.Logger, Now: cfg.Now, Random: cfg.Random,
 	})
 	return d, nil
 }
 
-// Ready says why the dispatcher does not dispatch, or returns nil.
+// Ready returns why the dispatcher does not dispatch, or returns nil.
 func (d *Dispatcher) Ready() error {
 	if !d.applied.Load() {
 		return errors.New("limits and queues are not yet applied to Postgres")
@@ -190,7 +189,8 @@ func (d *Dispatcher) connected(ctx context.Context, part func() error) error {
 	}
 	defer end()
 	use := func(pool schema.DB) {
-		d.cfg.db, d.recovery.Pool, d.sender.DB, d.claims.needs.DB = pool, pool, pool, pool
+		d.cfg.db, d.recovery.Pool, d.sender.DB = pool, pool, pool
+		d.claims.Use(pool)
 	}
 	use(own)
 	defer use(given)

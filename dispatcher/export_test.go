@@ -10,13 +10,13 @@ import (
 
 // Patient lets claims take a minute: however slow the machine, none is cut short.
 func (d *Dispatcher) Patient() *Dispatcher {
-	d.claims.within = time.Minute
+	d.claims.Within = time.Minute
 	return d
 }
 
 // Sightless has a dispatcher not look for calls of which nothing told it.
 func (d *Dispatcher) Sightless() *Dispatcher {
-	d.claims.earlyFor = 0
+	d.pace.earlyFor = 0
 	return d
 }
 
@@ -43,7 +43,7 @@ func (d *Dispatcher) Tick(ctx context.Context) error {
 func (d *Dispatcher) Poll(ctx context.Context) error { _, err := d.Step(ctx, false); return err }
 
 // LowWater is the batch from which on attempts are open, as the dispatcher knows it.
-func (d *Dispatcher) LowWater() int64 { return d.claims.lowWater.from }
+func (d *Dispatcher) LowWater() int64 { return d.claims.OpenFrom() }
 
 // Join starts a process that lives on, until Leave. Heartbeat returns who has another file than what is in force.
 func (d *Dispatcher) Join(ctx context.Context) error {

@@ -76,7 +76,7 @@ func TestHours(t *testing.T) {
 	s.clockAt("2040-01-09 18:00:00 Europe/Berlin")
 	late := s.requests([]int64{5, 6}, time.Minute)
 	answers, err := ledger.Start(t.Context(), s.pool, "w", late)
-	if err != nil || len(late) != 2 || answers[0].StartedAt != nil || answers[1].StartedAt != nil {
+	if err != nil || len(late) != 2 || answers[0].Refused == nil || answers[1].Refused == nil {
 		t.Errorf("starts after the hours: %+v, %v", answers, err)
 	}
 	once("2040-01-09 18:00:01 Europe/Berlin")

@@ -51,7 +51,7 @@ func (s *system) draw(u budget.Units, call int64) {
 
 func (s *system) state(u budget.Units, free, promised int64) {
 	s.t.Helper()
-	if got, err := budget.Look(s.t.Context(), s.redis, u); err != nil || got[0].Free != free || got[0].Promised != promised {
+	if got, err := budget.Peek(s.t.Context(), s.redis, u); err != nil || got[0].Free != free || got[0].Promised != promised {
 		s.t.Errorf("%+v (%v), want %d free and %d promised", got, err, free, promised)
 	}
 }
@@ -143,7 +143,7 @@ func TestNeedsThatArePromisedCostNoClaim(t *testing.T) {
 }
 
 // What a crash leaves promised is given to others.
-func TestNeedsMendPromises(t *testing.T) {
+func TestNeedsRepairPromises(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	p := needing(5)
@@ -173,6 +173,21 @@ func TestNeedsPerKey(t *testing.T) {
 	s.tick(d)
 	s.want(`SELECT array_agg(key ORDER BY key) = '{b,c,c}' FROM callq.call_open`)
 	s.state(search(p, "c", 5), 10, 10)
+}
+
+// A claim that meets keys whose budgets were not read leaves them to the next.
+func TestNeedsOfManyKeys(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	p := needing(5, func(b *policy.Budget) { b.PerKey = true })
+	s.alive(100)
+	s.publish(p)
+	s.exec(`INSERT INTO call_queue (key) SELECT 'k' || k FROM generate_series(1, 9) k, generate_series(1, 3)`)
+	d := s.dispatcher(p, func(c *dispatcher.Config) { c.Flows = 2 })
+	for range 30 {
+		s.poll(d)
+	}
+	s.want(`SELECT count(*) = 18 AND count(DISTINCT key) = 9 FROM callq.call_open`)
 }
 
 // Handlers that draw what their queue needs are hardly ever turned away, and use all of the rate.

@@ -96,7 +96,7 @@ func dispatch(
 	if err != nil {
 		return err
 	}
-	bucket, err := dispatcher.ParseRateOf("10/s", cmp.Or(algorithm, dispatcher.TokenBucket), 100, "")
+	bucket, err := dispatcher.ParseRateOf("10/s", cmp.Or(algorithm, "token_bucket"), 100, "")
 	if err != nil {
 		return err
 	}

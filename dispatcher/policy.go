@@ -17,30 +17,25 @@ type (
 	Policy = policy.Policy
 	// Limit bounds how many calls of its queues reach the API.
 	Limit = policy.Limit
-	// Queue says which limits its calls use, and how they are retried.
+	// Queue describes which limits its calls use, and how they are retried.
 	Queue = policy.Queue
 	// Budget is what handlers draw on in Redis while they run.
 	Budget = policy.Budget
 	// BudgetShape is what only some budgets have.
 	BudgetShape = policy.BudgetShape
-	// Retention says how long ended calls are kept.
+	// Retention describes how long ended calls are kept.
 	Retention = maintenance.Retention
 	// Rate is how many units a limit or budget allows. Make one with [ParseRate] or [ParseRateOf], or write
 	// Rate{Units: 50} for 50 at once.
 	Rate = limit.Rate
-	// Algorithm says which arrivals a rate allows.
+	// Algorithm is the name of one, as in config.yaml; "" is sliding_window.
 	Algorithm = limit.Algorithm
-	// Anchor says from which step on an open attempt's request can be bounded.
+	// Anchor is from which step on an open attempt's request can be bounded.
 	Anchor = limit.Anchor
 )
 
-// The algorithms and anchors.
+// The anchors.
 const (
-	SlidingWindow = limit.SlidingWindow
-	FixedWindow   = limit.FixedWindow
-	TokenBucket   = limit.TokenBucket
-	LeakyBucket   = limit.LeakyBucket
-
 	AnchorStart  = limit.AnchorStart
 	AnchorFinish = limit.AnchorFinish
 )
@@ -49,6 +44,7 @@ const (
 func ParseRate(text string) (Rate, error) { return limit.ParseRate(text) }
 
 // ParseRateOf reads the rate of any algorithm. burst is a token bucket's; timezone, an IANA name, a fixed window's.
+// A leaky bucket's tolerance stands in the text, as in "1 per 10ms, leaky bucket, tolerance 50ms".
 func ParseRateOf(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
 	return limit.Parse(text, algorithm, burst, timezone)
 }
@@ -69,7 +65,7 @@ func (s *Settings) check() error {
 }
 
 // Reload replaces the settings of a running dispatcher as soon as their policy is applied for every process. Until then the
-// former settings hold, however long Postgres is away. An error says that s contradicts itself, and that nothing changed.
+// former settings hold, however long Postgres is away. An error means that s contradicts itself, and that nothing changed.
 func (d *Dispatcher) Reload(s Settings) error {
 	if err := s.check(); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -78,7 +74,7 @@ func (d *Dispatcher) Reload(s Settings) error {
 		select {
 		case d.next <- &s:
 			return nil
-		case <-d.next: // older, and not taken yet
+		case <-d.next: // older, and not applied yet
 		}
 	}
 }

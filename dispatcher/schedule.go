@@ -12,14 +12,14 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Schedule says when to do what, as cron expressions in UTC (five fields, or @every and the like).
+// Schedule describes when to do what, as cron expressions in UTC (five fields, or @every and the like).
 type Schedule struct {
 	Dispatch  string // default "@every 1s"
 	Retention string // default "0 4 * * *"
 	Vacuum    string // default "30 4 * * 0"
 }
 
-// specs says when each job runs: the tick, retention, vacuum, and vacuum of tables that need it.
+// specs returns when each job runs: the tick, retention, vacuum, and vacuum of tables that need it.
 func (s Schedule) specs() []string { return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s"} }
 
 // check fills in the defaults.
@@ -60,7 +60,7 @@ func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 	return j
 }
 
-// follow has the jobs run as s says. Where it says what it said, they keep their time.
+// follow has the jobs run by s. Those whose schedule stays keep their time.
 func (j *jobs) follow(s Schedule) {
 	if s == j.of {
 		return

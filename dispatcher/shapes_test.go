@@ -33,6 +33,58 @@ func (s *system) opened(r policy.Policy) int {
 	return n
 }
 
+// A leaky bucket gives out one at a time, and with a tolerance as many more as the API lets come too early.
+//
+//callq:guarantee 1
+func TestTolerance(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	s.calls("default", 100)
+	tolerant := shaped(t, "api", "1 per 10s, leaky bucket, tolerance 55s", limit.LeakyBucket, 0, "")
+	s.once(rules(tolerant))
+	if n := s.opened(rules(tolerant)); n != 6 {
+		t.Errorf("%d were claimed, want 6", n)
+	}
+	s.verify()
+	s.want(`SELECT rate = 6 AND window_size = '1 minute' AND shape = '{"algorithm": "leaky_bucket", "tolerance": 55000000000}' FROM callq.call_limits`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '30 seconds'`)
+	if n := s.opened(rules(tolerant)); n != 0 {
+		t.Errorf("%d were claimed within a minute, want none", n)
+	}
+	exact := rules(shaped(t, "api", "1 per 10s, leaky bucket", limit.LeakyBucket, 0, ""))
+	s.once(exact)
+	if n := s.opened(exact); n != 1 {
+		t.Errorf("%d were claimed without the tolerance, want 1", n)
+	}
+}
+
+// A sliding window counter gives out one at a time, so many that no estimate is over.
+//
+//callq:guarantee 1
+func TestSlidingWindowCounter(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(1000)
+	s.calls("default", 100)
+	r := rules(shaped(t, "api", "61/h", limit.SlidingWindowCounter, 0, ""))
+	s.once(r)
+	if n := s.opened(r); n != 1 {
+		t.Errorf("%d were claimed, want 1", n)
+	}
+	s.verify()
+	s.want(`SELECT rate = 1 AND window_size = '1 minute'
+		AND shape = '{"algorithm": "sliding_window_counter", "period": "1h", "counted": 61}' FROM callq.call_limits`)
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '30 seconds'`)
+	if n := s.opened(r); n != 0 {
+		t.Errorf("%d were claimed within a minute, want none", n)
+	}
+	s.exec(`UPDATE callq.call_usage SET bucket = bucket - interval '31 seconds'`)
+	if n := s.opened(r); n != 1 {
+		t.Errorf("%d were claimed after a minute, want 1", n)
+	}
+}
+
 // A token bucket gives out its burst, then what has come in since; what has not started has not left it.
 //
 //callq:guarantee 1

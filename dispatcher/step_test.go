@@ -38,7 +38,7 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 	for range 3 {
 		_, _ = d.observe(t.Context(), true)
 	}
-	if n := strings.Count(log.String(), "ticks cut short"); n != 1 {
+	if n := strings.Count(log.String(), "tick cut short"); n != 1 {
 		t.Errorf("said %d times, want once:\n%s", n, log.String())
 	}
 }
@@ -47,10 +47,10 @@ func TestFailingTicksAreSaidOnce(t *testing.T) {
 func TestPanickingStepIsCutShort(t *testing.T) {
 	t.Parallel()
 	d, log := withoutServers(t, func() time.Time { panic("no clock") })
-	if next, err := d.observe(t.Context(), true); next != errRetry || err == nil {
-		t.Errorf("the next step is in %s after %v, want %s after the panic", next, err, errRetry)
+	if next, err := d.observe(t.Context(), true); next != retryIn || err == nil {
+		t.Errorf("the next step is in %s after %v, want %s after the panic", next, err, retryIn)
 	}
-	for _, said := range []string{"ticks cut short", "no clock", "clock.go"} {
+	for _, said := range []string{"tick cut short", "no clock", "clock.go"} {
 		if !strings.Contains(log.String(), said) {
 			t.Errorf("the log lacks %q:\n%s", said, log.String())
 		}

@@ -160,7 +160,7 @@ func (s *system) start(timeout time.Duration, ids ...int64) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if answers[0].StartedAt == nil {
+		if answers[0].Refused != nil {
 			s.t.Fatalf("call %d was not started: %+v", r.CallID, answers[0])
 		}
 	}

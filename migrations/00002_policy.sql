@@ -9,8 +9,9 @@ CREATE TABLE callq.call_limits (
     version        bigint      NOT NULL,
     rate           bigint      NOT NULL, -- units per window
     window_size    interval    NOT NULL, -- for how long a unit counts, at most; 0: rate is how many may run at once
-    shape          jsonb       NOT NULL DEFAULT '{}', -- the algorithm and what it needs; {}: a sliding window
-    bucket_width   interval,   -- of call_usage; NULL: window_size / 200
+    shape          jsonb       NOT NULL DEFAULT '{}' -- the algorithm and what it needs; {}: a sliding window
+        CHECK (coalesce(shape ->> 'algorithm', 'sliding_window') IN ('sliding_window', 'fixed_window', 'token_bucket', 'leaky_bucket', 'sliding_window_counter')),
+    bucket_width   interval    NOT NULL CHECK (bucket_width > '0'), -- of call_usage (limit.Rate.Bucket)
     per_key        boolean     NOT NULL DEFAULT false, -- each key has a rate of its own
     overrides      jsonb       NOT NULL DEFAULT '{}', -- keys that have another rate: units
     count_cost     boolean     NOT NULL DEFAULT false, -- a call takes its cost, not 1
@@ -22,7 +23,7 @@ CREATE TABLE callq.call_limits (
     hosts          text[]      NOT NULL DEFAULT '{}', -- whose Retry-After closes it; {}: anybody's
     retry_after    interval    NOT NULL DEFAULT '1 hour', -- for how long at most; 0: never
     headers        jsonb       NOT NULL DEFAULT '{}', -- which say so beside docs/apis.md's (wait), and which of those do not (off)
-    trust          text        NOT NULL DEFAULT 'lower', -- what the API says remains lowers what is given out; or 'ignore'
+    trust          text        NOT NULL DEFAULT 'lower', -- what remains at the API lowers what is given out; or 'ignore'
     queues         text[]      NOT NULL,
     applied_at     timestamptz NOT NULL,
     applied_by     text        NOT NULL,
@@ -33,8 +34,8 @@ CREATE TABLE callq.call_limits (
     -- The configuration's rate (limit.Rate) while an override (`limits set`) is in force instead; else NULL.
     config         jsonb,
     -- What may be missing from call_usage had arrived by missing_until. After a failover or restore at known_at, what was
-    -- charged by then and since says how much: the rest of the rate counts as used, less known_less, by which it was lowered
-    -- since. If known_at is NULL, nothing says how much: the limit is closed for as long as it may count.
+    -- charged by then and since bounds it: the rest of the rate counts as used, less known_less, by which it was lowered
+    -- since. If known_at is NULL, nothing bounds it: the limit is closed for as long as it may count.
     missing_until  timestamptz,
     known_at       timestamptz,
     known_less     bigint      NOT NULL DEFAULT 0
@@ -72,12 +73,12 @@ CREATE TABLE callq.call_queues (
     timeout      interval    NOT NULL,
     on_lost      text        NOT NULL,
     hours        text        NOT NULL DEFAULT '', -- outside of them nothing is claimed (internal/hours)
-    store        text        NOT NULL DEFAULT '', -- which answers are kept: all, errors, none; '': as the worker says
+    store        text        NOT NULL DEFAULT '', -- which answers are kept: all, errors, none; '': the worker's setting
     store_max    bigint      NOT NULL DEFAULT 65536, -- bytes of an answer's body that are kept
     store_for    interval    NOT NULL DEFAULT '0', -- for how long; 0: as the call
     served_key   text        NOT NULL DEFAULT '', -- the key that a claim served last: the next begins after it
     needs        jsonb       NOT NULL DEFAULT '{}', -- units of budgets that each call draws: {"search-api": 3}
-    on_refused   text        NOT NULL DEFAULT 'close', -- an answer that says a limit closes it and is no failure; or 'retry'
+    on_refused   text        NOT NULL DEFAULT 'close', -- an answer that names a limit closes it and is no failure; or 'retry'
     max_refusals integer     NOT NULL DEFAULT 1000 -- of a call
 ) WITH (fillfactor = 50);
 
@@ -111,7 +112,7 @@ $$;
 CREATE TABLE callq.call_dispatchers (
     id      text        PRIMARY KEY,
     name    text        NOT NULL, -- for people: host/pid
-    policy  text        NOT NULL, -- the hash of what its own file says
+    policy  text        NOT NULL, -- the hash of its own file
     heartbeat_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
@@ -180,7 +181,7 @@ CREATE TABLE callq.call_hosts (
 ) WITH (fillfactor = 50);
 
 -- Workers. http is the settings of a worker's task http, without the values of secrets; NULL: it does not take http. epoch is where
--- it last spoke. One that lived in another, former, says after a failover whether this server lacks something that it was told was
+-- it last spoke. One that lived in another, former, tells after a failover whether this server lacks something that it was told was
 -- written (internal/witness): lived_at is its heartbeat as it was found then.
 CREATE TABLE callq.call_workers (
     id         text        PRIMARY KEY,
@@ -198,7 +199,7 @@ CREATE TABLE callq.call_workers (
     CONSTRAINT call_workers_labels_check CHECK (cardinality(labels) <= 64 AND octet_length(array_to_string(labels, '')) <= 64 * 255)
 ) WITH (fillfactor = 50);
 
--- The failover epochs, as dispatchers saw them. verdict says whether anything that a former server had committed is missing here:
+-- The failover epochs, as dispatchers saw them. verdict is whether anything that a former server had committed is missing here:
 -- 'first' (there was none), 'whole' or 'missing'; NULL: workers are being asked. why is for people. What is missing was written after
 -- lived_at, the latest heartbeat of a former server that this one has.
 CREATE TABLE callq.call_epochs (
@@ -218,7 +219,7 @@ CREATE TABLE callq.call_meta (
 );
 
 -- What one process at a time may do: who holds a row's lock does it (internal/policy/lock.go). Only daemons may lock a row, and
--- nobody but the owner may add, change or remove one. held is never written: who may update it may lock the row.
+-- only the owner may add, change or remove one. held is never written: the right to update it is the right to lock the row.
 CREATE TABLE callq.call_locks (
     name text    PRIMARY KEY,
     held boolean
@@ -234,8 +235,8 @@ CREATE TABLE callq.call_clock_gains (
     by interval    NOT NULL
 );
 
--- Removes the versions that no attempt of the ledger, and no window, needs any more, and says how many. The last of each
--- limit stays. Nobody may remove others, which verify goes by: so it runs as its owner, and takes no arguments. The
+-- Removes the versions that no attempt of the ledger, and no window, needs any more, and returns how many. The last of each
+-- limit stays. No role may remove others, which verify goes by: so it runs as its owner, and takes no arguments. The
 -- ledger is only read where something may go.
 -- +goose StatementBegin
 CREATE FUNCTION callq.purge_versions() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -264,7 +265,63 @@ END $$;
 
 REVOKE ALL ON FUNCTION callq.purge_versions() FROM PUBLIC;
 
+-- Changes whenever a limit's row does: its xmin does, but the transactions that a failover lost have their numbers given out again.
+CREATE FUNCTION callq.stamp(xmin xid, epoch text, known_at timestamptz) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT concat_ws(' ', xmin, epoch, extract(epoch FROM known_at))
+$$;
+
+-- Moves the charges of attempts that arrived by the given times, to all limits or only one, and returns how many attempts they
+-- are. The caller has locked their rows. A limit that counts otherwise by now was counted anew as it is (policy.Backfill). A limit
+-- that an attempt was anchored to at its end counts it until then, and slack. Buckets are as in rule.bucket.
+CREATE FUNCTION callq.settle(call_ids bigint[], attempts integer[], arrived timestamptz[], proof text, only_limit text)
+RETURNS bigint LANGUAGE sql AS $$
+    WITH charges AS MATERIALIZED (
+        SELECT a.call_id, a.attempt, c.nth, c."limit" AS name, c.key, c.cost, m.was_unknown,
+            CASE WHEN l.per_key IS NULL THEN c.key WHEN l.per_key THEN a.key ELSE '' END AS used_key,
+            CASE WHEN l.count_cost IS NULL THEN c.cost WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END AS used_cost,
+            l.bucket_width AS width, l.window_size, l.known_at,
+            CASE WHEN NOT m.was_unknown THEN c.until
+                ELSE greatest(s.at, coalesce(l.slack, '1 minute') + CASE
+                    WHEN l.window_size > '0' AND coalesce(l.anchor, CASE a.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
+                    THEN a.sent_by ELSE a.finished_at END) END AS until
+        FROM unnest(call_ids, attempts, arrived) AS s (call_id, attempt, at)
+        JOIN public.call_attempts a ON a.call_id = ANY (ARRAY[s.call_id]) AND a.attempt = s.attempt
+        CROSS JOIN LATERAL ROWS FROM (
+            jsonb_to_recordset(a.charged) AS ("limit" text, key text, cost bigint, until timestamptz)
+        ) WITH ORDINALITY AS c ("limit", key, cost, until, nth)
+        CROSS JOIN LATERAL (
+            SELECT c.until = timestamptz '2200-01-01 00:00:00Z' AND coalesce(c."limit" = only_limit, true) AS was_unknown
+        ) m
+        LEFT JOIN callq.call_limits l ON l.name = c."limit"
+    ), arrived AS (
+        UPDATE public.call_attempts a
+        SET arrived_by = e.arrived_by, proof = settle.proof, charged = e.charged
+        FROM (
+            SELECT call_id, attempt, max(until) AS arrived_by,
+                jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until) ORDER BY nth) AS charged
+            FROM charges GROUP BY call_id, attempt
+        ) e
+        WHERE a.call_id = ANY (ARRAY[e.call_id]) AND a.attempt = e.attempt
+    ), released AS (
+        UPDATE callq.call_usage u
+        SET used = u.used - c.cost
+        FROM (SELECT name, used_key AS key, sum(used_cost) AS cost FROM charges WHERE was_unknown AND used_cost > 0 GROUP BY 1, 2) c
+        WHERE u.limit_name = ANY (ARRAY[c.name]) AND u.key = c.key AND u.bucket = timestamptz '2200-01-01 00:00:00Z' AND u.shard = 0
+    ), charged AS (
+        INSERT INTO callq.call_usage AS u (limit_name, key, bucket, shard, used)
+        SELECT name, used_key, CASE WHEN window_size > '0' THEN date_bin(width, greatest(until, known_at + width), 'epoch') + width ELSE until END,
+            pg_backend_pid(), sum(used_cost)
+        FROM charges WHERE was_unknown AND used_cost > 0 AND window_size IS NOT NULL
+        GROUP BY 1, 2, 3
+        ORDER BY 1, 2, 3
+        ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
+    )
+    SELECT coalesce(cardinality(call_ids), 0)::bigint
+$$;
+
 -- +goose Down
+DROP FUNCTION callq.settle(bigint[], integer[], timestamptz[], text, text);
+DROP FUNCTION callq.stamp(xid, text, timestamptz);
 DROP FUNCTION callq.purge_versions();
 DROP TABLE callq.call_remotes, callq.call_epochs, callq.call_clock_gains, callq.call_hosts, callq.call_locks, callq.call_audit, callq.call_budgets, callq.call_pauses, callq.call_dispatchers, callq.call_policies, callq.call_meta, callq.call_workers, callq.call_usage,
     callq.call_queues, callq.call_limit_versions, callq.call_limits;

@@ -10,7 +10,7 @@ CREATE TABLE callq.call_inbox (
     at       timestamptz NOT NULL,
     task     text,
     key      text        NOT NULL,
-    priority smallint,   -- as the row says, within 0..9
+    priority smallint,   -- the row's, within 0..9
     calls    integer     NOT NULL DEFAULT 0,
     ids      bigint[],
     keys     text[],     -- of each of ids; NULL: they are all of key
@@ -59,6 +59,21 @@ CREATE TABLE callq.call_segments (
     PRIMARY KEY (queue, key, priority, task, seq)
 ) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
+-- The calls of a flow that are not consumed, in their order. Postgres inlines it: with a LIMIT behind it, it reads no more segments
+-- than it needs, through their primary key, and sorts nothing.
+CREATE FUNCTION callq.unconsumed(queue text, key text, priority smallint, task text, head bigint, consumed integer)
+RETURNS TABLE (seq bigint, place bigint, id bigint) LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT w.seq, i.place, i.id
+    FROM (
+        SELECT s.seq, s.ids FROM callq.call_segments s
+        WHERE s.queue = unconsumed.queue AND s.key = unconsumed.key AND s.priority = unconsumed.priority AND s.task = unconsumed.task
+          AND s.seq >= unconsumed.head
+        ORDER BY s.seq
+    ) w
+    CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
+    WHERE w.seq > unconsumed.head OR i.place > unconsumed.consumed
+$$;
+
 -- Each call that a flow or the inbox names. It may have ended since, and may be here twice.
 CREATE VIEW callq.call_backlog AS
 SELECT l.queue, l.key, l.priority, l.task, w.at, i.id
@@ -70,6 +85,15 @@ UNION ALL
 SELECT n.queue, coalesce(i.key, n.key), n.priority, n.task, n.at, i.id
 FROM callq.call_inbox n CROSS JOIN LATERAL unnest(n.ids, n.keys) AS i (id, key);
 
+-- Flows that do not add up: their segments do not lie between head and tail, or do not hold as many calls as the flow has.
+-- Segments without a flow would be in the way of a later one's.
+CREATE VIEW callq.call_broken_flows AS
+SELECT queue, key, priority, task
+FROM callq.call_flows l FULL JOIN callq.call_segments w USING (queue, key, priority, task)
+GROUP BY queue, key, priority, task
+HAVING bool_or(l.calls IS NULL OR w.seq < l.head OR w.seq > l.tail)
+    OR max(l.calls) <> coalesce(sum(cardinality(w.ids) - CASE w.seq WHEN l.head THEN l.consumed ELSE 0 END), 0);
+
 -- The priority that a call waits with: 0 is first, 9 last, 5 the default.
 CREATE FUNCTION callq.priority(priority smallint) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT least(greatest(coalesce(priority, 5), 0), 9)::smallint
@@ -80,7 +104,7 @@ CREATE SEQUENCE callq.call_wake_seq;
 
 -- Wakes the dispatchers, unless they have heard of new calls within 80 ms, or this transaction has done so: a NOTIFY in each insert would
 -- make all committing producers wait for one another. What is committed in between without a wake, their early polls find. A
--- dispatcher notes what it heard. Whoever notifies must not, for it may roll back; but while no dispatcher is alive nobody else does.
+-- dispatcher notes what it heard. The notifying transaction must not, for it may roll back; but while no dispatcher is alive it has to.
 -- +goose StatementBegin
 CREATE FUNCTION callq.wake() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -97,7 +121,7 @@ END $$;
 -- +goose StatementEnd
 
 -- An empty unique key is none, as for enqueue_call. Each INSERT parses the condition, so it is short: what else ORMs insert for what
--- nobody has set, callq.calls_inserted mends.
+-- is not set, callq.calls_inserted repairs.
 -- +goose StatementBegin
 CREATE FUNCTION callq.no_key() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -106,33 +130,30 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- What ORMs insert for what nobody has set means the default: '' where a text has one, NULL where AutoMigrate has dropped it, or a copy of
+-- What ORMs insert for what is not set means the default: '' where a text has one, NULL where AutoMigrate has dropped it, or a copy of
 -- another call's columns.
-CREATE FUNCTION callq.mends() RETURNS boolean LANGUAGE sql STABLE AS $$ SELECT current_setting('callq.repair', true) IS DISTINCT FROM 'on' $$;
+CREATE FUNCTION callq.normalizes() RETURNS boolean LANGUAGE sql STABLE AS $$ SELECT current_setting('callq.repair', true) IS DISTINCT FROM 'on' $$;
 
 -- +goose StatementBegin
-CREATE FUNCTION callq.mend_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.normalize_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     repair text := coalesce(current_setting('callq.repair', true), '');
 BEGIN
-    PERFORM set_config('callq.repair', 'mend', true);
-    WITH mended AS (
-        UPDATE public.call_queue
-        SET status = CASE WHEN status IN ('dispatched', 'done', 'failed', 'cancelled') THEN status ELSE 'new' END, attempts = 0, failed_count = 0,
-            queue = nullif(queue, ''), task = nullif(task, ''), dispatched_at = NULL, finished_at = NULL, failed_at = NULL, error_message = NULL,
-            retried_after = NULL
-        WHERE id = ANY (ids)
-        RETURNING *
-    )
+    PERFORM set_config('callq.repair', 'own', true);
+    UPDATE public.call_queue
+    SET status = CASE WHEN status IN ('dispatched', 'done', 'failed', 'cancelled') THEN status ELSE 'new' END, attempts = 0, failed_count = 0,
+        queue = nullif(queue, ''), task = nullif(task, ''), dispatched_at = NULL, finished_at = NULL, failed_at = NULL, error_message = NULL,
+        retried_after = NULL
+    WHERE id = ANY (ids);
     INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''), callq.priority(priority), 1, ARRAY[id]
-    FROM mended
-    WHERE status = 'new';
+    SELECT queue, run_at, task, key, callq.priority(priority), 1, ARRAY[id]
+    FROM callq.call_effective
+    WHERE id = ANY (ids) AND status = 'new';
     PERFORM set_config('callq.repair', repair, true);
 END $$;
 -- +goose StatementEnd
 
--- Who may only insert writes no id of its own making: one that comes next would be taken for others.
+-- Who may only insert writes no id of its own making: one that comes next would pass for others.
 -- +goose StatementBegin
 CREATE FUNCTION callq.refuse_id(id bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -152,7 +173,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- The triggers run as the owner: a producer needs no right to these tables. Nobody else may execute their functions, and they
+-- The triggers run as the owner: a producer needs no right to these tables. No other role may execute their functions, and they
 -- refuse other tables: as a trigger of a temporary table whose columns have casts of its owner's own, they would run those
 -- casts as the owner of callq's tables.
 --
@@ -180,23 +201,21 @@ BEGIN
     FROM inserted
     WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE
       AND id <= pg_sequence_last_value('public.call_queue_id_seq') AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
-      AND CASE WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
-          OR max_attempts > 1000 THEN callq.refuse_call(queue, task, key, max_attempts) ELSE true END;
+      AND callq.bounded(queue, task, key, unique_key, max_attempts);
     IF FOUND THEN
         RETURN NULL;
     END IF;
     last_id := coalesce(pg_sequence_last_value('public.call_queue_id_seq'), 0);
     PERFORM FROM inserted
     WHERE id > last_id AND callq.refuse_id(id) OR CASE
-        WHEN octet_length(queue) > 255 OR octet_length(task) > 255 OR octet_length(key) > 255 OR octet_length(unique_key) > 255
-            OR max_attempts > 1000 THEN callq.refuse_call(queue, task, key, max_attempts)
-        WHEN status = 'new' THEN attempts > 0 AND callq.mends() OR queue = '' OR task = ''
-        WHEN status = 'error' THEN callq.mends()
+        WHEN NOT callq.bounded(queue, task, key, unique_key, max_attempts) THEN NULL -- not reached: it is refused
+        WHEN status = 'new' THEN attempts > 0 AND callq.normalizes() OR queue = '' OR task = ''
+        WHEN status = 'error' THEN callq.normalizes()
         WHEN status = '' OR status IS NULL THEN true
         WHEN status NOT IN ('dispatched', 'done', 'failed', 'cancelled') THEN callq.refuse_status(status)
         ELSE false END;
     IF FOUND THEN
-        PERFORM callq.mend_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
+        PERFORM callq.normalize_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
         RETURN NULL;
     END IF;
     SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
@@ -228,9 +247,9 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- What was updated otherwise than by a claim or a close. A call that waits again, or elsewhere, enters the inbox: whoever changed it,
+-- What was updated otherwise than by a claim or a close. A call that waits again, or elsewhere, enters the inbox, changed by
 -- callq or plain SQL. An ended call holds no unique key, and what is empty means the default, as in an INSERT. callq's own columns
--- keep to what it does: an ORM that writes a stale copy back would have a call made twice, or never. Who mends rows by hand sets
+-- keep to what it does: an ORM that writes a stale copy back would have a call made twice, or never. To repair rows by hand, set
 -- callq.repair.
 -- +goose StatementBegin
 CREATE FUNCTION callq.call_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -242,11 +261,13 @@ BEGIN
     IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
     END IF;
-    IF current_setting('callq.repair', true) = 'mend' THEN -- callq.mend_calls does the rest
+    IF current_setting('callq.repair', true) = 'own' THEN -- callq.normalize_calls does the rest
         RETURN NULL;
     END IF;
-    IF octet_length(NEW.unique_key) > 255 AND NEW.unique_key IS DISTINCT FROM OLD.unique_key THEN
-        PERFORM callq.refuse_call(NEW.queue, NEW.task, NEW.key, NEW.max_attempts);
+    -- What is there already may stay.
+    IF NOT callq.bounded(nullif(NEW.queue, OLD.queue), nullif(NEW.task, OLD.task), nullif(NEW.key, OLD.key),
+        nullif(NEW.unique_key, OLD.unique_key), nullif(NEW.max_attempts, OLD.max_attempts)) THEN
+        RETURN NULL; -- not reached: it is refused
     END IF;
     CASE
     WHEN NEW.status IS DISTINCT FROM OLD.status THEN
@@ -275,7 +296,7 @@ BEGIN
         flaw := 'to try it again: callq calls retry';
         column_name := 'failed_count';
     END IF;
-    IF flaw IS NOT NULL AND callq.mends() THEN
+    IF flaw IS NOT NULL AND callq.normalizes() THEN
         RAISE EXCEPTION 'call % is %: its % is callq''s own', NEW.id, OLD.status, column_name
             USING ERRCODE = 'CQ002', COLUMN = column_name, DETAIL = format('%s: from %L to %L: %s.', column_name,
                 to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
@@ -302,7 +323,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION callq.calls_inserted(), callq.call_changed(), callq.call_bounded(), callq.wake() FROM PUBLIC;
+REVOKE ALL ON FUNCTION callq.calls_inserted(), callq.call_changed(), callq.wake() FROM PUBLIC;
 
 CREATE TRIGGER call_queue_no_key BEFORE INSERT ON public.call_queue
     FOR EACH ROW WHEN (NEW.unique_key = '') EXECUTE FUNCTION callq.no_key();
@@ -327,11 +348,13 @@ DROP FUNCTION callq.call_changed();
 DROP FUNCTION callq.calls_inserted();
 DROP FUNCTION callq.refuse_status(text);
 DROP FUNCTION callq.refuse_id(bigint);
-DROP FUNCTION callq.mend_calls(bigint[]);
-DROP FUNCTION callq.mends();
+DROP FUNCTION callq.normalize_calls(bigint[]);
+DROP FUNCTION callq.normalizes();
 DROP FUNCTION callq.no_key();
 DROP FUNCTION callq.wake();
 DROP SEQUENCE callq.call_wake_seq;
 DROP FUNCTION callq.priority(smallint);
+DROP VIEW callq.call_broken_flows;
 DROP VIEW callq.call_backlog;
+DROP FUNCTION callq.unconsumed(text, text, smallint, text, bigint, integer);
 DROP TABLE callq.call_segments, callq.call_flows, callq.call_inbox;

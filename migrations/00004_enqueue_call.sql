@@ -2,15 +2,15 @@
 
 -- +goose Up
 
--- enqueue_call inserts a call and says its id. Where an unfinished call of the queue has the same unique
+-- enqueue_call inserts a call and returns its id. Where an unfinished call of the queue has the same unique
 -- key, nothing is inserted: the id is that call's, and duplicate is true. An explicit NULL means the
 -- default. What could never be made is refused with 22023, and call_data beyond the bound that the
 -- configuration sets (calls.max_data, 256 KiB) with 54000.
 --
 -- It runs with its owner's rights. So the table is named with its schema, and nothing else but Postgres's
--- own is looked for anywhere; and PUBLIC, which may execute a new function, may not execute this one.
+-- own is searched for anywhere; and PUBLIC, which may execute a new function, may not execute this one.
 -- It does not wake the dispatchers: a NOTIFY per insert makes all committing producers wait for one
--- another (0.37x). They find the call within 80 ms, or when the producer says NOTIFY callq_wake.
+-- another (0.37x). They find the call within 80 ms, or when the producer runs NOTIFY callq_wake.
 -- +goose StatementBegin
 CREATE FUNCTION public.enqueue_call(
     task         text        DEFAULT 'http',
@@ -22,7 +22,7 @@ CREATE FUNCTION public.enqueue_call(
     run_at       timestamptz DEFAULT NULL, -- now
     expires_at   timestamptz DEFAULT NULL,
     unique_key   text        DEFAULT NULL,
-    max_attempts integer     DEFAULT NULL, -- what the queue says
+    max_attempts integer     DEFAULT NULL, -- the queue's
     OUT id        bigint,
     OUT duplicate boolean
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -78,8 +78,8 @@ BEGIN
         ON CONFLICT (coalesce(queue, 'default'), unique_key) WHERE unique_key IS NOT NULL DO NOTHING
         RETURNING q.id INTO id;
         EXIT WHEN FOUND;
-        SELECT q.id INTO id FROM public.call_queue q
-        WHERE coalesce(q.queue, 'default') = enqueue_call.queue AND q.unique_key = enqueue_call.unique_key;
+        SELECT e.id INTO id FROM callq.call_effective e
+        WHERE e.queue = enqueue_call.queue AND e.unique_key = enqueue_call.unique_key;
         duplicate := FOUND;
         EXIT WHEN FOUND;
     END LOOP;

@@ -30,7 +30,6 @@ func TestDefinerFunctions(t *testing.T) {
 	}
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	want := []string{
-		"call_bounded search_path=pg_catalog, pg_temp",
 		"call_changed search_path=pg_catalog, pg_temp",
 		"calls_inserted search_path=pg_catalog, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",

@@ -46,13 +46,15 @@ type attempt struct {
 	late    bool  // the gate refused its request: it came after send_within
 	client  *httptask.Client
 	message *sync.WaitGroup // done when the start is answered or will never be asked for; nil once it is
+	place   *place          // in its run; nil: it is in none
 }
 
 // moments are of an attempt, by the monotonic clock.
 type moments struct {
-	notBefore time.Time // until then its units are not free
-	begun     time.Time // when it was given its slot
-	m0        time.Time // before the start was asked for
+	notBefore time.Time     // until then its units are not free
+	begun     time.Time     // when it was given its slot
+	m0        time.Time     // before the start was asked for
+	waited    time.Duration // from the start to its turn in a run
 }
 
 func (w *Worker) newAttempt(ref handoff.Ref) *attempt {
@@ -82,6 +84,10 @@ func (s *slots) take(ctx context.Context) bool {
 // deliver runs a message's attempts, each in a slot of its own. It returns when each of them has
 // started, or never will: from then on the message is of no use, and Redis can add nothing.
 func (w *Worker) deliver(message handoff.Message) {
+	if message.Run {
+		w.deliverRun(message)
+		return
+	}
 	attempts := w.attemptsOf(message)
 	var answered sync.WaitGroup
 	answered.Add(len(attempts))
@@ -107,7 +113,7 @@ func (w *Worker) attemptsOf(message handoff.Message) []*attempt {
 	} else {
 		for _, r := range message.Attempts {
 			a := w.newAttempt(r)
-			a.Task, a.Frees = message.Task, true // Frees unless the answer says otherwise
+			a.Task, a.Frees = message.Task, true // Frees unless the answer differs
 			list = append(list, a)
 		}
 	}
@@ -134,7 +140,7 @@ func (w *Worker) load(refs []handoff.Ref) (list []*attempt) {
 }
 
 // loadOnce loads attempts, as load does. One whose row cannot be read, or has too much call_data, is refused. One that is not found
-// has ended, or a load balancer has had a standby answer that does not have it yet: so it is looked for where it can be written.
+// has ended, or a load balancer has had a standby answer that does not have it yet: so it is read where it can be written.
 func (w *Worker) loadOnce(ctx context.Context, refs []handoff.Ref) ([]*attempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -174,7 +180,7 @@ func (w *Worker) read(ctx context.Context, sql string, refs []handoff.Ref, list 
 		err = row.Scan(&nth, &a.callID, &a.number, &a.Epoch, &a.Queue, &a.Task, &a.Key, &a.Cost, &a.Data, &a.CreatedAt, &a.DueAt, &a.FailedCount,
 			&a.Policy.MaxAttempts, &a.Policy.BackoffMin, &a.Policy.BackoffMax, &a.Timeout, &a.Limits, &a.Keys, &a.Costs, &a.Frees, &a.store, &a.storeMax)
 		if a.Data == nil {
-			a.refused = errTooLarge
+			a.refused = ledger.ErrTooLarge
 		}
 		if err == nil {
 			list[places[nth-1]] = a
@@ -192,7 +198,7 @@ SELECT a.nth, o.call_id, o.attempt, o.epoch, o.queue, o.task, o.key, o.cost, dat
     coalesce(r.store, '') AS store, coalesce(r.store_max, 65536) AS store_max
 FROM unnest($1::bigint[], $2::int[]) WITH ORDINALITY AS a (call_id, attempt, nth)
 JOIN callq.call_open o ON o.call_id BETWEEN a.call_id AND a.call_id AND o.attempt = a.attempt
-JOIN public.call_queue q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
+JOIN callq.call_effective q ON q.id BETWEEN o.call_id AND o.call_id AND q.attempts = o.attempt AND q.status = 'dispatched'
 CROSS JOIN ` + ledger.MostSQL + `
 CROSS JOIN LATERAL (SELECT ` + ledger.DataSQL + ` AS data OFFSET 0) d
 LEFT JOIN callq.call_queues r ON r.name BETWEEN o.queue AND o.queue
@@ -211,6 +217,11 @@ func (a *attempt) begin() {
 		a.end(a.unstarted(a.refused))
 	case a.Task == HTTP && a.w.http.Load() != nil:
 		go a.run(a.runHTTP)
+	case a.w.handlers[a.Task] != nil && a.place != nil:
+		go a.run(func(ctx context.Context) *ledger.Closing {
+			answer, err := a.place.started()
+			return a.runHandler(ctx, answer, err)
+		})
 	case a.w.handlers[a.Task] != nil:
 		a.m0 = a.begun
 		a.w.starts.Tell(a.w.recording, a.startRequest(), func(answer ledger.StartAnswer, err error) {
@@ -243,15 +254,21 @@ func (a *attempt) run(handle func(context.Context) *ledger.Closing) {
 func (a *attempt) end(closing *ledger.Closing) {
 	a.release() // a worker that cannot record holds its slot, not the message
 	a.unpromise()
+	last := a.place != nil && a.place.left(a, closing)
 	free := func() {
 		a.w.running.forget(a)
 		<-a.w.slots.tokens
 		a.w.slots.attempts.Done()
+		if last { // of its run: the next may begin
+			a.w.recorder.unforeseen()
+		}
 	}
 	if closing == nil {
 		free()
 		return
 	}
+	closing.Turn = a.waited
+	closing.Frees = closing.Frees || last
 	a.w.recorder.record(a.w.recording, *closing, func() {
 		a.w.metrics.ended(a, closing)
 		free()
@@ -289,7 +306,7 @@ func (a *attempt) runHTTP(ctx context.Context) *ledger.Closing {
 
 // runHandler runs a custom handler between a durable start, which was answered so, and its end.
 func (a *attempt) runHandler(ctx context.Context, answer ledger.StartAnswer, err error) *ledger.Closing {
-	g, err := a.answered(ctx, answer, err)
+	g, err := a.awaitUnits(ctx, answer, err)
 	if err != nil {
 		return a.unstarted(err)
 	}

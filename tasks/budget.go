@@ -29,7 +29,7 @@ func (c *Call) Draw(ctx context.Context, name string, n int64) error {
 
 // DrawAll is Draw of several budgets at one moment: it takes the units of all or of none. While Redis is away it goes through if
 // all of them have on_outage open. On a Redis cluster their names must be the same up to the first slash, as openai/requests and
-// openai/tokens are, and they must have as many shards.
+// openai/tokens are.
 func (c *Call) DrawAll(ctx context.Context, units map[string]int64) error {
 	_, err := c.draw(ctx, units, true)
 	return err
@@ -41,13 +41,13 @@ func (c *Call) TryDraw(ctx context.Context, name string, n int64) (time.Duration
 	return c.draw(ctx, map[string]int64{name: n}, false)
 }
 
-// Peek returns how many units of a budget are free now. Whoever draws next may find fewer.
+// Peek returns how many units of a budget are free now. The next draw may find fewer.
 func (c *Call) Peek(ctx context.Context, name string) (free int64, err error) {
 	if c.budgets == nil {
 		return 0, ctx.Err()
 	}
 	err = c.budgets.with(ctx, name, func(ctx context.Context, u budget.Units) error {
-		states, err := budget.Look(ctx, c.budgets.Redis, u)
+		states, err := budget.Peek(ctx, c.budgets.Redis, u)
 		if err == nil {
 			free = states[0].Free
 		}
@@ -114,7 +114,7 @@ func (c *Call) draw(ctx context.Context, units map[string]int64, mayWait bool) (
 	return wait, err
 }
 
-// BudgetError says that what a draw asked for comes free too late for its context. Nothing was taken.
+// BudgetError means that what a draw asked for comes free too late for its context. Nothing was taken.
 type BudgetError struct {
 	Budget string
 	Units  int64
@@ -152,7 +152,7 @@ const (
 	askAgain = 250 * time.Millisecond
 	// budgetsEvery is how often the budgets in force are read again.
 	budgetsEvery = 2 * time.Second
-	// mostDrawn is how many draws of a budget a call remembers apart. Of others the first two are taken for one, as old as the older:
+	// mostDrawn is how many draws of a budget a call remembers. Beyond that, the first two count as one, as old as the older:
 	// then fewer units may be given back.
 	mostDrawn = 64
 )

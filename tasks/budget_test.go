@@ -228,7 +228,7 @@ func TestDrawEndsWithItsContext(t *testing.T) {
 	go func() { ended <- call.Draw(ctx, "api", 1) }()
 	until(t, "the draw waits", func() bool {
 		rule := budget.Rule{Rate: limit.Rate{Units: 1, Window: time.Hour}, Burst: 1}
-		s, err := budget.Look(t.Context(), call.budgets.Redis, budget.Units{Name: "api", Rule: rule, N: 1})
+		s, err := budget.Peek(t.Context(), call.budgets.Redis, budget.Units{Name: "api", Rule: rule, N: 1})
 		return err == nil && s[0].Waiting > 50*time.Minute
 	})
 	cancel(ErrCancelled)

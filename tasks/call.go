@@ -14,7 +14,7 @@ import (
 // Handler makes the call of one attempt. Its context ends at the call's timeout; the handler should return then. Until it
 // does, its attempt stays open, and holds its slot and its units; callq doctor names it. (Call.Client sends nothing by
 // then.) The context ends earlier, with the cause [ErrCancelled], within about two seconds of the call's being cancelled.
-// A panic counts as an error; one that calls runtime.Goexit is taken for lost.
+// A panic counts as an error; one that calls runtime.Goexit counts as lost.
 type Handler func(ctx context.Context, call *Call) error
 
 // ErrCancelled is the cause (context.Cause) with which a handler's context ends when its call is cancelled.
@@ -26,7 +26,7 @@ func Permanent(err error) error { return outcome.Permanent(err) }
 // RetryAfter retries the call after d instead of its queue's backoff. It counts as a failure.
 func RetryAfter(d time.Duration, err error) error { return outcome.RetryAfter(d, err) }
 
-// Refused says that the API refuses requests because a limit is full, for d as it says, or d 0: it does not say. It is no failure: the
+// Refused says that the API refuses requests because a limit is full, for d; 0: for a time that it does not name. It is no failure: the
 // call keeps its place, and its limits close for d, or for a spell, as docs/apis.md has it for the task http.
 func Refused(d time.Duration, err error) error { return outcome.Refused(d, err) }
 
@@ -109,7 +109,7 @@ const maxResult = 1 << 20
 //
 // Claim an upper bound as Cost. Fewer units come free at once, for the API took no more. More are charged in
 // full, and count from then on, but other calls may have been claimed by then: the window can hold more than the
-// rate, which nobody can undo. callq verify says so.
+// rate, which cannot be undone. callq verify reports it.
 //
 // An n below 0, or above 1e12, is an error, and changes nothing.
 func (c *Call) Settle(n int64) error {

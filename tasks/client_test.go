@@ -38,9 +38,9 @@ func (b *bench) underTwo() {
 	b.await(`SELECT complete_since IS NOT NULL FROM callq.call_limits`)
 	for _, sql := range []string{
 		`UPDATE callq.call_limits SET anchor = 'start', slack = '1 min', send_within = '1 min'`,
-		`INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+		`INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
-			SELECT 'ended', version, rate, window_size, per_key, count_cost, 'finish', slack, send_within, queues, applied_at,
+			SELECT 'ended', version, rate, window_size, bucket_width, per_key, count_cost, 'finish', slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch FROM callq.call_limits`,
 		`UPDATE callq.call_queues SET limits = '{api,ended}'`,
 	} {

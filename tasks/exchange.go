@@ -41,7 +41,7 @@ func (w *Worker) exchange(ctx context.Context) error {
 	return ledger.TellHosts(ctx, w.db, doubtful, newer)
 }
 
-// clockReading is a reading of Postgres's clock between two of the worker's, which nobody sets. By it moments are translated at each
+// clockReading is a reading of Postgres's clock between two of the worker's, which is never set. By it moments are translated at each
 // exchange anew, so that no older one outlives a step of Postgres's clock.
 type clockReading struct {
 	at             time.Time

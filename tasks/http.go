@@ -15,7 +15,7 @@ import (
 // HTTP is the name of the built-in task.
 const HTTP = handoff.HTTP
 
-// HTTPConfig says what the built-in task http, and the Call.Client of handlers, may do. Zero values mean the defaults.
+// HTTPConfig is what the built-in task http, and the Call.Client of handlers, may do. Zero values mean the defaults.
 type HTTPConfig = httptask.Config
 
 // Secret is a header's value, or the end of it, that calls name and do not hold.

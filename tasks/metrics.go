@@ -25,7 +25,7 @@ type metrics struct {
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
-	in := promauto.With(r) // nil: nobody reads them
+	in := promauto.With(r) // nil: none
 	count := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return in.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}

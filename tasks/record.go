@@ -59,16 +59,16 @@ func (a *attempt) unsent(err error, d time.Duration) *ledger.Closing {
 // unstarted closes an attempt whose start was refused so; nil: it is not ours to close.
 func (a *attempt) unstarted(why error) *ledger.Closing {
 	switch {
-	case errors.Is(why, errNotStarted):
+	case errors.Is(why, ledger.ErrNotOpen):
 		return nil
-	case outcome.IsPermanent(why):
-		return a.ending(why)
-	}
-	c := a.unsent(why, 0)
-	if errors.Is(why, errExpired) {
+	case errors.Is(why, ledger.ErrTooLarge), errors.Is(why, errUnreadable):
+		return a.ending(Permanent(why))
+	case errors.Is(why, ledger.ErrExpired):
+		c := a.unsent(why, 0)
 		c.Status = callqueue.StatusFailed
+		return c
 	}
-	return c
+	return a.unsent(why, 0)
 }
 
 // ending is how an attempt ends by its handler's word.
@@ -158,7 +158,7 @@ func newRecorder(db schema.DB, log *slog.Logger, nearlyFull func() bool) *record
 	return r
 }
 
-// linger has closes apart, but where somebody may wait for the unit or the slot.
+// linger has closes wait for others, but where somebody may wait for the unit or the slot.
 func (r *recorder) linger(c ledger.Closing, last time.Time) time.Time {
 	if c.Frees || frees(c) || r.nearlyFull() {
 		return time.Time{}
@@ -195,45 +195,40 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 
 // record writes an outcome, and then calls done, which must not block. It waits only for a place among the outcomes to be
 // written, so that no goroutine is parked for each.
+//
+// One that is not written then is tried until it is. Closing twice is harmless, so an unknown result is simply tried again. One
+// whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
 func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
+	again := func(apart bool) {
+		retry(ctx, 20*time.Millisecond, func() (err error) {
+			var answers []error
+			if apart {
+				answers, err = r.close(ctx, []ledger.Closing{c}, true)
+			} else {
+				answers, err = r.closings.DoAll(ctx, []ledger.Closing{c})
+			}
+			err = cmp.Or(err, errors.Join(answers...))
+			apart = apart || errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err)
+			switch {
+			case ledger.BadData(err) && c.Result != nil:
+				r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
+				c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
+			case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
+				c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
+			}
+			return err
+		}, func(err error) {
+			r.log.WarnContext(ctx, "outcome not recorded", "call", c.CallID, "attempt", c.Attempt, "err", err)
+		})
+		done()
+	}
 	r.closings.Tell(ctx, c, func(busy, err error) {
 		if err == nil && busy == nil {
 			done()
-			return
+		} else {
+			go again(busy != nil)
 		}
-		go func() {
-			r.insist(ctx, c, busy != nil)
-			done()
-		}()
 	})
-}
-
-// insist tries until an outcome is written. Closing twice is harmless, so an unknown result is simply tried again. One
-// whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
-func (r *recorder) insist(ctx context.Context, c ledger.Closing, apart bool) {
-	retry(ctx, 20*time.Millisecond, func() error {
-		err := r.try(ctx, c, apart)
-		apart = apart || errors.Is(err, ledger.ErrBusy) || ledger.Spoiled(err)
-		switch {
-		case ledger.BadData(err) && c.Result != nil:
-			r.log.WarnContext(ctx, "result dropped", "call", c.CallID, "attempt", c.Attempt, "err", err)
-			c.Result = nil // Postgres does not take it as jsonb; the outcome matters more
-		case ledger.BadData(err) && utf8.RuneCountInString(c.Error) < len(c.Error):
-			c.Error = strconv.QuoteToASCII(c.Error) // the database's encoding does not have it
-		}
-		return err
-	}, func(err error) {
-		r.log.WarnContext(ctx, "outcome not recorded", "call", c.CallID, "attempt", c.Attempt, "err", err)
-	})
-}
-
-func (r *recorder) try(ctx context.Context, c ledger.Closing, apart bool) error {
-	if !apart {
-		busy, err := r.closings.Do(ctx, c)
-		return cmp.Or(err, busy)
-	}
-	answers, err := r.close(ctx, []ledger.Closing{c}, true)
-	return cmp.Or(err, errors.Join(answers...))
 }
 
 // freed has the dispatchers woken when what has closed frees units of a concurrency limit, gives back units that it never used,

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// verdict says how an attempt ends whose request was answered so, and closes the limits that the answer is about, for every
+// verdict returns how an attempt ends whose request was answered so, and closes the limits that the answer is about, for every
 // worker; where a limit is per key, for that key. It does so before the outcome is recorded, and once: where Postgres does not
 // answer, the call alone waits.
 func (a *attempt) verdict(s httptask.Sending) error {
@@ -51,7 +51,7 @@ func (a *attempt) verdict(s httptask.Sending) error {
 	return a.refuse(ctx, r, s.Answer.Verdict(r), queue, limits)
 }
 
-// told says how an attempt ends whose handler says that the API refused it.
+// told returns how an attempt ends whose handler returned that the API refused it.
 func (a *attempt) told(err *outcome.RefusedError) error {
 	ctx, cancel := context.WithTimeout(a.w.recording, statementTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func (a *attempt) told(err *outcome.RefusedError) error {
 	return a.refuse(ctx, &httptask.Refusal{After: err.After}, err, queue, limits)
 }
 
-// refuse closes limits for a refusal, and says how the attempt ends.
+// refuse closes limits for a refusal, and returns how the attempt ends.
 func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, queue refusing, limits []refusable) error {
 	after, retries := r.After, queue.OnRefused == "retry"
 	closes, probe := false, false
@@ -130,7 +130,7 @@ func about(answer *httptask.Answer, limits []refusable) (most *httptask.Refusal,
 	return most, closed
 }
 
-// refusing is what the call's queue says of refusals.
+// refusing is how the call's queue treats refusals.
 type refusing struct {
 	OnRefused   string
 	MaxRefusals int

@@ -23,7 +23,7 @@ type remotes struct {
 	noted map[string]noted // by whom they are about: see noted.about
 }
 
-// noted is an answer that says something of limits.
+// noted is an answer that names limits.
 type noted struct {
 	limits, keys []string // of its attempt
 	host         string
@@ -43,7 +43,7 @@ func (n noted) about() string {
 	return strings.Join([]string{n.host, strings.Join(n.limits, "\x00"), strings.Join(n.keys, "\x00")}, "\x01")
 }
 
-// note notes an answer to an attempt's request, unless it says nothing of limits.
+// note notes an answer to an attempt's request, unless it names no limit.
 func (r *remotes) note(a *attempt, s httptask.Sending) {
 	if s.Answer == nil || len(a.Limits) == 0 || len(s.Answer.Remotes(httptask.Forms{})) == 0 {
 		return
@@ -180,7 +180,7 @@ func (n noted) of(rules []ledger.RemoteRule) map[int]httptask.Remote {
 	return said
 }
 
-// remotes are what the answer says, as a limit's rule reads it, unless that says that it is a refusal.
+// remotes are what the answer says, as a limit's rule reads it, unless it is a refusal.
 func (n noted) remotes(rule ledger.RemoteRule) []httptask.Remote {
 	forms := httptask.Forms{Wait: rule.Wait, Off: rule.Off}
 	if n.says.Refusal(forms) != nil {

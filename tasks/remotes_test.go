@@ -129,8 +129,8 @@ func TestNewestRemotes(t *testing.T) {
 func TestTellRemotes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, complete_since, epoch)
-		VALUES ('api', 1, 10, '1 m', '1 s', '1 s', '{q}', now(), '', now(), callq.epoch())`); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, complete_since, epoch)
+		VALUES ('api', 1, 10, '1 m', '60 ms', '1 s', '1 s', '{q}', now(), '', now(), callq.epoch())`); err != nil {
 		t.Fatal(err)
 	}
 	w := &Worker{session: session{db: pgtest.AsDaemon(t, pool)}}

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// running are the attempts under way. Two loops look after them, while the worker drains too. One ends the contexts of
+// running are the attempts under way. Two loops watch them, while the worker drains too. One ends the contexts of
 // cancelled calls. The other keeps attempts open that outlive their timeouts, and waits for nothing else. A call may have
 // two attempts here: one that was given up as lost and still runs.
 type running struct {

@@ -19,7 +19,7 @@ type lastAnswers struct {
 }
 
 const (
-	shedAmong = 10 // answers that are looked at
+	shedAmong = 10 // answers that are counted
 	shedMost  = 5  // of which so many are bare 503s
 	shedFor   = 10 * time.Second
 )

@@ -3,6 +3,7 @@ package tasks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/callq/callq/internal/httptask"
@@ -22,7 +23,9 @@ type starts struct {
 
 func newStarts(db schema.DB, worker string) *starts {
 	s := &starts{db: db, worker: worker}
-	s.Batch = ledger.NewBatch(batchSize, nil, lingerStart, s.start)
+	s.Batch = ledger.NewBatch(batchSize, nil, lingerStart, func(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
+		return s.start(ctx, requests, false)
+	})
 	s.acks = ledger.NewBatch(batchSize, nil, nil, func(ctx context.Context, acks []ledger.Running) ([]struct{}, error) {
 		ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 		defer cancel()
@@ -43,13 +46,16 @@ func lingerStart(r ledger.StartRequest, last time.Time) time.Time {
 // lingerMost is how long a start or an end waits for others to share its statement.
 const lingerMost = 50 * time.Millisecond
 
-// start starts attempts. Where somebody's transaction is in the way, it starts only those whose rows are free.
-func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]ledger.StartAnswer, error) {
+// start starts attempts. Where somebody's transaction is in the way, it starts only those whose rows are free; apart: so it does
+// at once.
+func (s *starts) start(ctx context.Context, requests []ledger.StartRequest, apart bool) (answers []ledger.StartAnswer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	asked := s.witness.Ask()
-	answers, err := ledger.Start(ctx, s.db, s.worker, requests)
-	if ledger.Busy(err) {
+	if !apart {
+		answers, err = ledger.Start(ctx, s.db, s.worker, requests)
+	}
+	if apart || ledger.Busy(err) {
 		answers, err = ledger.StartFree(ctx, s.db, s.worker, requests)
 	}
 	if err == nil {
@@ -58,34 +64,16 @@ func (s *starts) start(ctx context.Context, requests []ledger.StartRequest) ([]l
 	return answers, err
 }
 
-// apart starts an attempt whose row somebody held, or whose first start erred: no other is to wait with it.
-func (s *starts) apart(ctx context.Context, request ledger.StartRequest) (answer ledger.StartAnswer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	asked := s.witness.Ask()
-	answers, err := ledger.StartFree(ctx, s.db, s.worker, []ledger.StartRequest{request})
-	if err == nil {
-		s.witness.Started(asked, answers)
-		answer = answers[0]
-	}
-	return answer, err
-}
-
-// Why an attempt is not started.
+// Why an attempt is not started, besides what the ledger refuses.
 var (
-	errNotStarted = errors.New("the attempt was not started") // the row is gone or another's: nothing to do
-	errCallGone   = errors.New("its call was deleted or cancelled")
-	errExpired    = errors.New("its call has expired")
 	errDraining   = errors.New("the worker is shutting down")
 	errNoHandler  = errors.New("this worker has no handler for its task")
 	errLate       = errors.New("the start took too long") // whether it was started is not known
-	errTooLarge   = Permanent(errors.New("call_data has more bytes than calls.max_data allows"))
+	errUnreadable = errors.New("its row cannot be read")
 )
 
 // unreadable is why an attempt is not started whose row alone makes Postgres err.
-func unreadable(err error) error {
-	return Permanent(errors.New("its row cannot be read: " + ledger.Reason(err)))
-}
+func unreadable(err error) error { return fmt.Errorf("%w: %s", errUnreadable, ledger.Reason(err)) }
 
 // start asks for the durable start. After it the attempt is started and its units are free, or it is refused with the error.
 func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
@@ -93,9 +81,13 @@ func (a *attempt) start(ctx context.Context) (g httptask.Grant, err error) {
 		a.refused = errDraining
 		return g, errDraining
 	}
+	if a.place != nil {
+		answer, err := a.place.started()
+		return a.awaitUnits(ctx, answer, err)
+	}
 	a.m0 = time.Now()
 	answer, err := a.w.starts.Do(ctx, a.startRequest())
-	return a.answered(ctx, answer, err)
+	return a.awaitUnits(ctx, answer, err)
 }
 
 func (a *attempt) startRequest() ledger.StartRequest {
@@ -105,9 +97,9 @@ func (a *attempt) startRequest() ledger.StartRequest {
 	}
 }
 
-// answered is what became of the start, which was answered so. It returns once the attempt's units are free. m0 then is no later
-// than the start that the ledger has.
-func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
+// awaitUnits takes the start's answer, and sleeps until the attempt's units are free. m0 then is no later than the start that the
+// ledger has.
+func (a *attempt) awaitUnits(ctx context.Context, answer ledger.StartAnswer, err error) (g httptask.Grant, _ error) {
 	answer, a.refused = a.known(ctx, answer, err)
 	a.release()
 	if a.refused != nil {
@@ -121,11 +113,17 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 		time.Sleep(time.Until(a.notBefore))
 		a.m0 = a.notBefore
 	}
-	a.started, g.M0 = true, a.m0
-	if answer.Loaded {
-		a.Work = answer.Work
+	a.started = true
+	if answer.Work != nil {
+		a.Work = *answer.Work
 	}
-	a.From, a.SendWithin = *answer.StartedAt, answer.SendWithin
+	a.From, a.SendWithin = answer.StartedAt, answer.SendWithin
+	if a.place != nil {
+		if a.refused = a.place.await(a); a.refused != nil {
+			return g, a.refused
+		}
+	}
+	g.M0 = a.m0
 	if answer.SendWithin != nil {
 		g.SendBy, g.Arrived = a.m0.Add(*answer.SendWithin), a.arrived
 	}
@@ -136,26 +134,20 @@ func (a *attempt) answered(ctx context.Context, answer ledger.StartAnswer, err e
 // known is the start's answer, or why the attempt is not started. It asks again until that is known, with the same token and the
 // same m0, for the first statement may still run. Past sendWithinMax the gate would refuse the request anyway.
 func (a *attempt) known(ctx context.Context, answer ledger.StartAnswer, err error) (ledger.StartAnswer, error) {
-	for wait := 20 * time.Millisecond; err != nil && !ledger.BadData(err) || answer.Busy; wait = min(2*wait, 200*time.Millisecond) {
-		if time.Since(a.m0) > sendWithinMax || !pause(ctx, wait) {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		switch {
+		case ledger.BadData(err):
+			return answer, unreadable(err)
+		case err == nil && !errors.Is(answer.Refused, ledger.ErrBusy):
+			return answer, answer.Refused
+		case time.Since(a.m0) > sendWithinMax || !pause(ctx, wait):
 			return answer, errLate
 		}
-		answer, err = a.w.starts.apart(ctx, a.startRequest())
+		var answers []ledger.StartAnswer
+		answers, err = a.w.starts.start(ctx, []ledger.StartRequest{a.startRequest()}, true) // others would wait with it
+		answer = answers[0]
 		answer.After = 0 // the first statement may have started it
 	}
-	switch {
-	case err != nil:
-		return answer, unreadable(err)
-	case answer.StartedAt != nil:
-		return answer, nil
-	case answer.Gone:
-		return answer, errCallGone
-	case answer.Expired:
-		return answer, errExpired
-	case answer.TooLarge:
-		return answer, errTooLarge
-	}
-	return answer, errNotStarted
 }
 
 // sendWithinMax is the longest send_within that is derived from a window.

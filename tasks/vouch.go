@@ -10,11 +10,11 @@ import (
 	"github.com/callq/callq/internal/witness"
 )
 
-// beat writes a heartbeat. After a failover it says what is missing, and has the new server know again what this worker knows.
+// beat writes a heartbeat. After a failover it reports what is missing, and has the new server know again what this worker knows.
 func (w *Worker) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, heartbeatEvery)
 	defer cancel()
-	spoke, err := w.starts.witness.Beat(ctx, w.db, witness.Row{
+	spoke, err := w.starts.witness.Heartbeat(ctx, w.db, witness.Row{
 		ID: w.id, Pool: w.pool, Tasks: w.Tasks(), Labels: w.cfg.Labels, Slots: w.cfg.Concurrency, HTTP: w.httpSettings(),
 	})
 	if err != nil {
@@ -28,7 +28,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	return err
 }
 
-// vouch says which attempts this worker runs or has ended, and records again how these ended.
+// vouch returns which attempts this worker runs or has ended, and records again how these ended.
 func (w *Worker) vouch(ctx context.Context) error {
 	closings := w.recorder.ended.list()
 	attempts := w.running.vouched()

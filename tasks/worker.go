@@ -29,9 +29,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Config says what a worker needs. Zero values mean the defaults.
+// Config is what a worker needs. Zero values mean the defaults.
 type Config struct {
-	// Pool says how to reach Postgres; required. The worker makes connections of its own from its configuration, at
+	// Pool describes how to reach Postgres; required. The worker makes connections of its own from its configuration, at
 	// least 8, so that its sessions are set as its statements need it.
 	Pool        *pgxpool.Pool
 	Redis       redis.UniversalClient // required
@@ -40,9 +40,9 @@ type Config struct {
 	Budgets     redis.UniversalClient // where budgets are; default: Redis
 	Concurrency int                   // slots: attempts at once; default 100
 	Labels      []string              // what queues can ask for; at most 64, of 255 bytes each
-	// HTTP has the worker take calls of the built-in task http too, and says what that may do. Nil: it takes none.
+	// HTTP has the worker take calls of the built-in task http too, within these permissions. Nil: it takes none.
 	HTTP *HTTPConfig
-	// Client says where the Call.Client of handlers may go, and how. Nil: as HTTP says, or the defaults where that
+	// Client describes where the Call.Client of handlers may go, and how. Nil: as HTTP says, or the defaults where that
 	// is nil. Its Store and Secrets are of no use.
 	Client *HTTPConfig
 	// ShutdownTimeout is how long Run waits for running handlers once its context has ended;
@@ -65,7 +65,7 @@ type Worker struct {
 	arrivals *httptask.Arrivals // of all its tasks
 	sheds    sheds
 	remotes  remotes
-	ready    atomic.Bool // attempts are taken
+	ready    atomic.Bool // attempts are accepted
 	lagged   sync.Once   // warns of reads that a standby answers
 	session
 }
@@ -155,7 +155,7 @@ func (w *Worker) Tasks() []string {
 	return names
 }
 
-// Ready says whether the worker takes attempts now.
+// Ready reports whether the worker takes attempts now.
 func (w *Worker) Ready() bool { return w.ready.Load() && !w.draining() }
 
 func (w *Worker) schemas() schema.Names {
@@ -214,7 +214,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.database = broker.Database()
 	w.warm(ctx)
-	taken := make(chan struct{}) // closed when nothing more is taken and what was is delivered
+	taken := make(chan struct{}) // closed when no more is accepted and what was is delivered
 	go func() {
 		defer close(taken)
 		// A message waits for its starts: of few at once, one that waits for its units would hold up those that need not.
@@ -241,7 +241,7 @@ func (w *Worker) warm(ctx context.Context) {
 			conn, err := schema.Acquire(ctx, w.db)
 			acquired.Done()
 			if err != nil {
-				return // ctx has ended, or whoever needs one says so
+				return // ctx has ended, or the one that needs it reports that
 			}
 			defer conn.Release()
 			acquired.Wait() // so that each is another
@@ -279,8 +279,8 @@ func (w *Worker) heartbeat(ctx context.Context) {
 	}
 }
 
-// deregister says at once that the worker is no longer alive, so that nothing waits for its heartbeats to be
-// missed. The row stays for a while: it says which pool was last seen.
+// deregister records at once that the worker is no longer alive, so that nothing waits for its heartbeats to be
+// missed. The row stays for a while: it has the pool that was last seen.
 func (w *Worker) deregister() {
 	ctx, cancel := context.WithTimeout(w.recording, heartbeatEvery)
 	defer cancel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/words"
 )
 
 const callForms = "-o json prints an object for one ID and an array for several; -o jsonl\n" +
@@ -411,5 +412,5 @@ func (c *change) page(ctx context.Context, db *database, f *admin.Filter) (chang
 }
 
 func (c *change) confirm(ctx context.Context, db *database, calls int64) error {
-	return db.confirm(ctx, fmt.Sprintf("%s %d calls?", c.name, calls))
+	return db.confirm(ctx, fmt.Sprintf("%s %s?", c.name, words.Count(calls, "call")))
 }

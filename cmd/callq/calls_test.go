@@ -1,9 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/callq/callq/internal/admin"
 )
 
 // callsSQL makes call 1 done, 2 failed, 3 cancelled, 4 cancelled while it runs, 5 to 7 new, 8 handed over, 9 failed
@@ -156,4 +160,46 @@ func TestChangeMany(t *testing.T) {
 		t.Error(out)
 	}
 	w.exec(`DO $$ BEGIN ASSERT (SELECT count(*) = 2400 + (SELECT count(*) FROM seen) FROM call_queue WHERE status = 'new'), 'others were changed'; END $$`)
+}
+
+func TestCallsList(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO call_queue (queue, key, run_at) SELECT 'q' || i % 2, 'k' || i % 3, 'infinity' FROM generate_series(1, 10) AS i`)
+	w.exec(`UPDATE call_queue SET status = 'failed', failed_at = now(), finished_at = now(), error_message = E'gave\n\x1b[31mup' WHERE id = 4`)
+	ids := func(args ...string) string {
+		var b strings.Builder
+		for _, c := range decode[[]admin.Call](t, w.do(append([]string{"calls", "list", "-o", "json"}, args...)...)) {
+			fmt.Fprintf(&b, "%d ", c.ID)
+		}
+		return strings.TrimSpace(b.String())
+	}
+	for _, test := range []struct{ args, want string }{
+		{"", "10 9 8 7 6 5 4 3 2 1"},
+		{"--limit 3", "10 9 8"},
+		{"--limit 3 --before 8", "7 6 5"},
+		{"--queue q1", "9 7 5 3 1"},
+		{"--queue q1 --key k0", "9 3"},
+		{"--status failed", "4"},
+		{"--status failed,new --limit 7", "10 9 8 7 6 5 4"},
+		{"--status new --before 6", "5 3 2 1"},
+		{"--key=", ""},
+		{"--task mail", ""},
+	} {
+		if got := ids(strings.Fields(test.args)...); got != test.want {
+			t.Errorf("calls list %s: %s, want %s", test.args, got, test.want)
+		}
+	}
+	for form, id := range map[string]string{"jsonl": `(?m)^\{"id":(\d+)`, "json": `(?m)^    "id": (\d+)`, "table": `(?m)^(\d+) `} {
+		got := ""
+		for _, found := range regexp.MustCompile(id).FindAllStringSubmatch(w.do("calls", "list", "-o", form), -1) {
+			got += found[1]
+		}
+		if got != "10987654321" {
+			t.Errorf("%s has the calls %s", form, got)
+		}
+	}
+	if table := w.do("calls", "list"); !strings.Contains(table, "gave  [31mup") {
+		t.Errorf("an error message drives the terminal: %q", table)
+	}
 }

@@ -104,7 +104,7 @@ func (a *app) within(ctx context.Context, do func(context.Context) error) error 
 // A pooler in transaction mode, such as pgbouncer, gives each transaction another session. What belongs
 // to a session is lost there: prepared statements, settings, LISTEN, session locks.
 
-// pooledSettings are those that a pooler lets through. docs/operating.md says how the role brings the rest.
+// pooledSettings are those that a pooler lets through. docs/operating.md shows how the role brings the rest.
 func pooledSettings() map[string]string {
 	all := ledger.Settings()
 	return map[string]string{
@@ -135,7 +135,7 @@ func openPool(ctx context.Context, cfg *config.Config, settings map[string]strin
 	return pgxpool.NewWithConfig(ctx, pc)
 }
 
-// setMode says how a connection sends statements, and what it sets for its session.
+// setMode returns how a connection sends statements, and what it sets for its session.
 func setMode(cfg *config.Config, cc *pgx.ConnConfig, settings map[string]string) {
 	switch cfg.Postgres.QueryMode {
 	case "cache_statement":
@@ -240,6 +240,9 @@ func (a *app) await(ctx context.Context, what, origin string, ask func(context.C
 		select {
 		case <-time.After(askAgainEvery):
 		case <-bounded.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
 			return exitf(exitUnreachable, "%s cannot be reached, tried for %s: %w; check that it runs and its URL (from %s)",
 				what, a.timeout, first, origin)
 		}

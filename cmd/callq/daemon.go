@@ -104,7 +104,7 @@ func (a *app) dispatchOnce(apply bool) runE {
 }
 
 // daemon runs the parts until ctx ends, and then lets them drain. While Postgres, its schema or
-// Redis is away it waits, says so once, and answers 503 on /readyz. It never ends for that.
+// Redis is away it waits, logs that once, and answers 503 on /readyz. It never ends for that.
 func (a *app) daemon(ctx context.Context, does roles) error {
 	cfg, err := a.loadConfig()
 	if err != nil {
@@ -162,7 +162,7 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 	return err
 }
 
-// part is one of a daemon's: it runs until its context ends, and says whether it is ready.
+// part is one of a daemon's: it runs until its context ends, and reports whether it is ready.
 type part struct {
 	run func(context.Context) error
 	web.Check
@@ -278,7 +278,7 @@ func (s servers) askPostgres(ctx context.Context) error {
 	return checkSchema(ctx, s.schemas.In(s.pool))
 }
 
-// askRedis asks for what a hand-over needs. Without Postgres nobody knows where hand-overs go.
+// askRedis asks for what a hand-over needs. Without Postgres it is not known where hand-overs go.
 func (s servers) askRedis(ctx context.Context) error {
 	if err := pingRedis(ctx, s.cfg, s.redis); err != nil || s.sender.Open(ctx) != nil {
 		return err

@@ -250,7 +250,7 @@ func (a *demoAPI) within(at time.Time) int {
 	return n
 }
 
-// verdict judges what has arrived, and says how much of it in the last window. What is used is its share of what the limit
+// verdict judges what has arrived, and counts how much of it in the last window. What is used is its share of what the limit
 // allows from the first request to the last.
 func (a *demoAPI) verdict() (v demoVerdict, inWindow int) {
 	a.mu.Lock()

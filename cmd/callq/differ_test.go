@@ -162,9 +162,13 @@ func TestStatusShowsBudgets(t *testing.T) {
 
 	refused := w
 	refused.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, on_outage: open}}\nqueues: {agents: {needs: {search-api: 1}}}\n"
+	_, err = client.TxPipelined(t.Context(), func(p redis.Pipeliner) error { // between the two nothing is claimed
+		p.Del(t.Context(), "callq:budget:{search-api}")
+		p.LPush(t.Context(), "callq:budget:{search-api}", "x")
+		return nil
+	})
+	must(t, err)
 	refused.do("config", "apply")
-	must(t, client.Del(t.Context(), "callq:budget:{search-api}").Err())
-	must(t, client.LPush(t.Context(), "callq:budget:{search-api}", "x").Err())
 	has(t, w.do("calls", "why", "1"), "of which nothing is known: WRONGTYPE ", "delete that key")
 	has(t, w.run("doctor").stdout, "problem  budgets: draws on search-api fail: WRONGTYPE ", "fix: something else wrote to the budget's key in Redis: delete that key")
 	has(t, w.do("status"), "mail  ", " 0; draws wait")

@@ -28,7 +28,7 @@ cannot be reached; with notes alone it is 0.`,
 	}
 }
 
-// examine looks at both servers, whether or not the other can be reached.
+// examine checks both servers, whether or not the other can be reached.
 func (a *app) examine(ctx context.Context) error {
 	cfg, err := a.loadConfig()
 	if err != nil {

@@ -185,24 +185,25 @@ func TestDoctor(t *testing.T) {
 			{sql(`UPDATE callq.call_limits SET complete_since = NULL`), "limits", doctor.Problem, "not yet counted", "dispatcher"},
 		}},
 		{"they differ", exitFindings, []harmed{
-			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `NULL, NULL FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts were handed over", "callq maintain sweep"},
+			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `NULL, NULL FROM call_queue`), "overdue attempts", doctor.Problem, "still hold their units: 1", "callq maintain sweep"},
 			{sql(`INSERT INTO callq.call_dispatchers VALUES ('b', 'host/2', 'other', now() + interval '1 hour')`), "rules", doctor.Problem, "another configuration than the one in force", "callq config apply"},
 			{sql(`UPDATE callq.call_workers SET http = '{"hosts": []}'; INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at, http) SELECT 'b', pool, tasks, labels, slots, now(), heartbeat_at, '{"hosts": ["x"]}' FROM callq.call_workers`), "http settings", doctor.Problem, "on http_task.hosts (w: []; b: [\"x\"]): a call goes where any of them may send it", "SIGHUP"},
-			{sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 calls", `w.Handle("echo", …)`},
-			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 calls wait in queue nope", "under queues"},
+			{sql(`INSERT INTO call_queue (task) VALUES ('echo')`), "tasks", doctor.Problem, "no live worker handles task echo: 1 call", `w.Handle("echo", …)`},
+			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 call waiting in queue nope", "under queues"},
 			{sql(`UPDATE callq.call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
+			{sql(`INSERT INTO callq.call_meta VALUES ('beside', extract(epoch FROM now()))`), "servers", doctor.Problem, "a copy of this Postgres's files runs beside it", "another Redis"},
 			{sql(`INSERT INTO callq.call_usage VALUES ('api', '', now() + interval '30 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
 		}},
 		{"a label", exitFindings, []harmed{
-			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE callq.call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "1 handlers run for longer than their queue's timeout", "--status dispatched"},
+			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now() - interval '2 minutes', now() + interval '20 s' FROM call_queue; UPDATE callq.call_open SET task = 'mine'`), "overdue attempts", doctor.Problem, "handlers that run for longer than their queue's timeout", "--status dispatched"},
 			{sql(`UPDATE callq.call_queues SET label = 'ip-a'; INSERT INTO call_queue DEFAULT VALUES`), "tasks", doctor.Problem, "carries the label ip-a", "worker.labels: [ip-a]"},
 		}},
 		{"calls astray", exitFindings, []harmed{
-			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "1 calls are dispatched without an open attempt", "UPDATE public.call_queue SET status = 'new' WHERE id IN (1)"},
-			{sql(`SET session_replication_role = replica; INSERT INTO call_queue (status, unique_key) VALUES ('done', 'order-1'); RESET session_replication_role`), "keys of ended calls", doctor.Problem, "1 ended calls hold their unique key", "SET unique_key = NULL WHERE id IN ("},
-			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM callq.call_inbox`), "calls in no flow", doctor.Problem, "1 calls wait and are in no flow", "callq maintain sweep"},
-			{sql(`INSERT INTO callq.call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "1 flows do not add up", "callq maintain sweep"},
-			{sql(`UPDATE callq.call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "1 waiting calls cost more than limit api has in all", "callq limits reset api, or callq calls cancel"},
+			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "so that nothing will end them: 1 (1)", "UPDATE public.call_queue SET status = 'new' WHERE id IN (1)"},
+			{sql(`SET session_replication_role = replica; INSERT INTO call_queue (status, unique_key) VALUES ('done', 'order-1'); RESET session_replication_role`), "keys of ended calls", doctor.Problem, "no other call can have it: 1 (", "SET unique_key = NULL WHERE id IN ("},
+			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM callq.call_inbox`), "calls in no flow", doctor.Problem, "1 call waiting in no flow", "callq maintain sweep"},
+			{sql(`INSERT INTO callq.call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "flows that do not add up, 1:", "callq maintain sweep"},
+			{sql(`UPDATE callq.call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "since an operator set it: 1, under limit api (", "callq limits reset api, or callq calls cancel"},
 			{sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},
 			{sql(`ALTER TABLE callq.call_audit SET (autovacuum_enabled = off); INSERT INTO callq.call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM callq.call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},
 		}},
@@ -214,7 +215,7 @@ func TestDoctor(t *testing.T) {
 			}, "failover", doctor.Problem, "lossless, but a failover may lose commits: synchronous_commit is local", "postgres.failover: witnessed"},
 		}},
 		{"overdue", exitFindings, []harmed{
-			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now(), now() - interval '1 minute' FROM call_queue`), "overdue attempts", doctor.Problem, "1 attempts are past their deadline", "callq maintain sweep"},
+			{sql(`INSERT INTO call_queue (status) VALUES ('dispatched'); ` + open + `now(), now() - interval '1 minute' FROM call_queue`), "overdue attempts", doctor.Problem, "their workers were lost: 1", "callq maintain sweep"},
 			{
 				sql(`INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, host, sent_by, charged)
 				VALUES (-1, 1, 1, 1, now(), now(), '2200-01-01Z', now(), 'error', 'default', 'http', '', 'example.com:443', now() - interval '1 hour', '[{"limit": "api", "key": "", "cost": 1, "until": "2200-01-01T00:00:00Z"}]')`),
@@ -223,7 +224,7 @@ func TestDoctor(t *testing.T) {
 			{
 				sql(`INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, proof, charged)
 				VALUES (-2, 1, 1, 200, 9000, 1, now(), now(), now() + interval '1 s', now() + interval '9 s', 'done', 'default', 'http', '', 'slack', '[{"limit": "api", "key": "", "cost": 1, "until": "2026-01-01T00:00:00Z"}]')`),
-				"requests without proof", doctor.Note, "1 requests under limit api were answered up to 8.0 s after", "leave slack out",
+				"requests without proof", doctor.Note, "long after slack has them read: 1, under limit api, by up to 8.0 s", "leave slack out",
 			},
 			{
 				sql(`INSERT INTO call_attempts (call_id, attempt, requests, code, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/words"
 )
 
 // enqueued is what enqueue is told.
@@ -54,7 +55,7 @@ With --wait it then waits until the calls have ended, and prints and exits as ca
   callq enqueue --from calls.jsonl`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			// To the client, 0 means the default. Who writes it means what it says.
+			// To the client, 0 means the default. A written 0 is meant.
 			switch {
 			case e.call.Cost == 0:
 				return usagef("--cost is 0, less than 1")
@@ -212,7 +213,8 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 			duplicates++
 		}
 	}
-	fmt.Fprintf(db.stderr, "%d calls inserted, %d duplicates of unfinished calls\n", len(rows)-duplicates, duplicates)
+	fmt.Fprintf(db.stderr, "%s inserted, %s of unfinished calls\n",
+		words.Count(int64(len(rows)-duplicates), "call"), words.Count(int64(duplicates), "duplicate"))
 	return rows, nil
 }
 
@@ -257,7 +259,7 @@ func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objec
 }
 
 // insertSome inserts calls in one statement, and appends them to the rows. If one is refused or a duplicate, it inserts
-// them one by one, which says which.
+// them one by one, which finds it.
 func insertSome(ctx context.Context, db *database, tx pgx.Tx, rows []inserted, calls []callqueue.Call) ([]inserted, error) {
 	if ids, err := db.calls.InsertManyTx(ctx, tx, calls); err == nil {
 		for _, id := range ids {

@@ -21,10 +21,10 @@ import (
 const (
 	headersWithin = 5 * time.Second
 	pageWithin    = 5 * time.Second
-	pageConns     = 2 // beside those of the parts; made when somebody looks
+	pageConns     = 2 // beside those of the parts; made for the first page
 )
 
-// listen opens the http listener; nil: there is none. An address that is taken is an error for serve only, which must
+// listen opens the http listener; nil: there is none. An address in use is an error for serve only, which must
 // listen.
 func listen(ctx context.Context, addr string, must bool, log *slog.Logger) (net.Listener, error) {
 	if addr == "off" {
@@ -59,7 +59,7 @@ func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler,
 }
 
 // openPagesPool makes connections that only read, and not for long. A pooler lets no statement_timeout through, but
-// pgx has Postgres end what nobody waits for any more.
+// pgx has Postgres end what is no longer waited for.
 func openPagesPool(ctx context.Context, cfg *config.Config) (*pgxpool.Pool, error) {
 	settings := commandSettings()
 	settings["default_transaction_read_only"] = "on"

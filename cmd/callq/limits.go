@@ -36,7 +36,7 @@ func limitsCommand(a *app) *cobra.Command {
 			Args: cobra.ExactArgs(1),
 			RunE: a.query(showLimit),
 		},
-		limitsForecastCommand(a), limitsSetCommand(a),
+		limitsAdviseCommand(a), limitsForecastCommand(a), limitsSetCommand(a),
 		&cobra.Command{
 			Use: "reset LIMIT", Short: "Put the configuration's rate in force again",
 			Args: cobra.ExactArgs(1),
@@ -81,6 +81,31 @@ func showLimit(ctx context.Context, db *database, args []string) error {
 	})
 }
 
+func limitsAdviseCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "advise LIMIT", Short: "Find the limit that fits what the API refused",
+		Long: "Find the limit that fits what the API refused: its algorithm, rate, burst or spacing, the evidence, what part of the\n" +
+			"API's rate it would use, what that rests on, and the line of config.yaml to write. It replays the newest requests\n" +
+			"under the limit, 10,000 at most, through models of limiters; of a limit per key those of the key that was refused\n" +
+			"most. Where the ledger cannot tell, it explains why, and what to try. It changes nothing.",
+		Args: cobra.ExactArgs(1),
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			advice, err := admin.ReadAdvice(ctx, db, args[0])
+			switch {
+			case err != nil:
+				return err
+			case advice == nil:
+				return unknownRule("limit", args[0])
+			}
+			return db.show(advice, func(w io.Writer) {
+				for line := range strings.Lines(advice.Text()) {
+					fmt.Fprintln(w, printable(strings.TrimSuffix(line, "\n")))
+				}
+			})
+		}),
+	}
+}
+
 func limitsForecastCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "forecast [LIMIT]", Short: "Say when the last of the calls that wait now for each limit starts",
@@ -114,8 +139,8 @@ func limitsSetCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "set LIMIT RATE", Short: "Put another rate in force until it is reset",
 		Long: "Put another rate in force, over the configuration's, until `limits reset`: 20/s for a rate, 20 for a\n" +
-			"concurrency. Algorithm, burst, time zone and overrides stay. When it returns, nothing starts beyond the new\n" +
-			"rate: calls that were claimed and had not started have been recalled.",
+			"concurrency. Algorithm, burst, time zone, tolerance and overrides stay. When it returns, nothing starts beyond\n" +
+			"the new rate: calls that were claimed and had not started have been recalled.",
 		Args: cobra.ExactArgs(2),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
 			rate, err := parseSetting(args[1])
@@ -151,8 +176,7 @@ func limitsOpenCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// parseSetting reads a rate, or a whole number for a concurrency. The limit says which windows a
-// rate in months may have.
+// parseSetting reads a rate, or a whole number for a concurrency.
 func parseSetting(text string) (limit.Rate, error) {
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 		if n < 1 || n > 1_000_000 {
@@ -160,11 +184,7 @@ func parseSetting(text string) (limit.Rate, error) {
 		}
 		return limit.Rate{Units: n}, nil
 	}
-	rate, err := limit.ParseRate(text)
-	if months, not := limit.Parse(text, limit.FixedWindow, 0, ""); err != nil && not == nil {
-		return months, nil
-	}
-	return rate, err
+	return limit.ParseAny(text)
 }
 
 // showChanges prints what changed, a line each; as JSON a list.

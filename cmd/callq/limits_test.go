@@ -171,10 +171,13 @@ limits:
   bursty:  {rate: 10/s, algorithm: token_bucket, burst: 100}
   nightly: {rate: 2/1mo, algorithm: fixed_window, timezone: America/New_York}
   cps:     {rate: 10/s, algorithm: leaky_bucket}
+  even:    {rate: 100/s, spread: true, tolerance: 50ms}
+  days:    {rate: 6/d, algorithm: fixed_window, timezone: Europe/Berlin, spread: true}
+  guessed: {rate: 101/s, algorithm: sliding_window_counter}
   speeds:  {rate: [10_000/d, 10/s]}
   account: {rate: 5/h, per: key, overrides: {acct_1: 50/h}}
 queues:
-  q: {limits: [bursty, cps, speeds, account]}
+  q: {limits: [bursty, cps, even, days, guessed, speeds, account]}
   n: {limits: [nightly]}
 `
 	w.exec(`INSERT INTO callq.call_workers VALUES ('w1', 'http', '{http}', '{}', 40, now(), now() + interval '1 h')`)
@@ -189,6 +192,7 @@ queues:
 	}{
 		{"limits list", 0, []string{
 			"10 per 1s, token bucket, burst 100", "2 per 1mo, fixed window, America/New_York", "1 per 100ms, leaky bucket",
+			"1 per 10ms, leaky bucket, tolerance 50ms", "1 per 270m, leaky bucket, Europe/Berlin", "101 per 1s, sliding window counter",
 			"speeds/1d", "10000 per 1d, sliding window", "5 per 1h, sliding window, per key (1 of their own)",
 		}},
 		{"calls why 5", 0, []string{"limit nightly is full: 2 of 2 units (2 per 1mo, fixed window, America/New_York) are occupied", "-01 0"}}, // from the first of the next month
@@ -197,6 +201,9 @@ queues:
 		{"limits set nightly 3/3mo", 0, []string{"3 per 3mo, fixed window, America/New_York"}},
 		{"limits set nightly 3/90m", 2, []string{"it is 3 per 3mo, fixed window, America/New_York: ", "not one of a calendar"}},
 		{"limits set cps 4/s", 0, []string{"1 per 250ms, leaky bucket"}},
+		{"limits set even 200/s", 0, []string{"limit even: 1 per 5ms, leaky bucket, tolerance 50ms, slack"}},
+		{"limits set guessed 50/s", 0, []string{"limit guessed: 50 per 1s, sliding window counter, slack"}},
+		{"limits set days 3/d", 0, []string{"limit days: 1 per 9h, leaky bucket, Europe/Berlin, slack"}},
 		{"limits set bursty 5/mo", 2, []string{"it is 5 per 1s, token bucket, burst 100: a window of 1mo needs algorithm: fixed_window"}},
 		{"limits set speeds/1d 5/d", 0, []string{"limit speeds/1d: 5 per 1d, sliding window"}},
 		{"limits set account 5/m", 2, []string{"it is 5 per 1h, sliding window: keys have units of their own in its window"}},
@@ -205,6 +212,57 @@ queues:
 	} {
 		w.answers(c.code, c.args, c.says...)
 	}
+}
+
+// What the API refused tells which limit fits; of a limit per key, what it refused of the key that it refused most.
+func TestLimitsAdvise(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.config = `limits:
+  acme:    {rate: 100/s}
+  tenants: {rate: 100/s, per: key}
+  quiet:   {rate: 10/s}
+  unused:  {rate: 10/s}
+  sockets: {concurrency: 5}
+queues:
+  q: {limits: [acme, tenants, quiet, unused, sockets]}
+`
+	w.do("config", "apply")
+	// A hundred at once, of which the first is let through, and the next hundred 1.1 s later.
+	const sent = `INSERT INTO call_attempts (call_id, attempt, code, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)
+SELECT %d + i, 1, CASE WHEN refused THEN 429 ELSE 200 END, 1, at - interval '100 ms', at, at + interval '3 ms', at + interval '5 ms',
+    CASE WHEN refused THEN 'refused' ELSE 'done' END, 'q', 'http', '%[3]s',
+    jsonb_build_array(jsonb_build_object('limit', '%[2]s', 'key', '%[3]s', 'cost', 1, 'until', at + interval '3 ms'))
+FROM (
+    SELECT i, i %% 100 > 0 AND %[4]t AS refused, now() - interval '1 h' + i / 100 * interval '1.1 s' + i %% 100 * interval '0.05 ms' AS at
+    FROM generate_series(0, 999) AS s (i)
+) a`
+	for i, of := range []struct {
+		limit, key string
+		refused    bool
+	}{{"acme", "", true}, {"tenants", "acct_1", false}, {"tenants", "acct_2", true}, {"quiet", "", false}} {
+		w.exec(fmt.Sprintf(sent, 1000*i, of.limit, of.key, of.refused))
+	}
+	for args, words := range map[string][]string{
+		"acme": {
+			"limit     acme: 100 per 1s, sliding window\nrefused   990 of 1,000 requests\nadvice    leaky_bucket 100/s; uses about 8.85 a second, 9 % of the API's rate\n",
+			"refused were those within 10 ms of another that was let through: that explains 990 of 990 refusals, and would have refused 0 of 10 requests",
+			"write     acme: {rate: 100/s, algorithm: leaky_bucket}\n",
+		},
+		"acme -o json": {
+			`"verdict": "change"`, `"algorithm": "leaky_bucket"`, `"rate": "100/s"`, `"burst": null`, `"spacing": "10ms"`, `"share": 0.09`,
+			`"evidence": "refused were those within 10 ms`, `"config": "acme: {rate: 100/s, algorithm: leaky_bucket}"`, `"key": null`,
+		},
+		"tenants":         {"limit     tenants, key acct_2: 100 per 1s", "write     tenants: {rate: 100/s, algorithm: leaky_bucket, per: key}"},
+		"quiet":           {"leave it as it is", "none of 1,000 requests was refused"},
+		"quiet -o json":   {`"verdict": "fits"`, `"config": "quiet: {rate: 10/s, algorithm: sliding_window}"`},
+		"unused":          {"none: the ledger cannot tell", "the ledger has no request under it", "run 200 calls"},
+		"sockets -o json": {`"verdict": "unknown"`, `"algorithm": null`, `"config": null`, "calls at once"},
+	} {
+		w.answers(exitDone, "limits advise "+args, words...)
+	}
+	w.answers(exitNotFound, "limits advise nothing", "no such limit: nothing")
+	w.answers(exitUsage, "limits advise", "accepts 1 arg(s), received 0")
 }
 
 // Whatever says why calls wait names the hours of their queue, and when it opens.

@@ -1,5 +1,5 @@
 // Command callq makes third-party API calls from a Postgres queue, never above the limits that the
-// APIs set. docs/guarantees.md says what it promises.
+// APIs set. docs/guarantees.md has what it promises.
 package main
 
 import (

@@ -16,6 +16,7 @@ import (
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/recovery"
+	"github.com/callq/callq/internal/words"
 )
 
 func maintainCommand(a *app) *cobra.Command {
@@ -58,9 +59,10 @@ func retentionCommand(a *app) *cobra.Command {
 				return err
 			}
 			return a.show(r, func(w io.Writer) {
-				fmt.Fprintf(w, "%s %d calls and %d attempts of the ledger, and %d answers\n", verb, r.Calls, r.Attempts, r.Results)
+				fmt.Fprintf(w, "%s %s and %s of the ledger, and %s\n", verb,
+					words.Count(r.Calls, "call"), words.Count(r.Attempts, "attempt"), words.Count(r.Results, "answer"))
 				if r.Kept > 0 {
-					fmt.Fprintf(w, "kept %d rows that cannot be removed, the last for: %s\n", r.Kept, r.KeptFor)
+					fmt.Fprintf(w, "kept %s that cannot be removed, the last for: %s\n", words.Count(r.Kept, "row"), r.KeptFor)
 				}
 			})
 		}),
@@ -73,7 +75,7 @@ func sweepCommand(a *app) *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
 		Use: "sweep", Short: "Recover what a crash left behind, all of it, now",
-		Long: `Run the dispatchers' recovery now, until nothing is left to do: attempts whose workers were lost, that nobody
+		Long: `Run the dispatchers' recovery now, until nothing is left to do: attempts whose workers were lost, that no worker
 started or that Redis lost, expired calls, limits to open. It also repairs the backlog: waiting calls that no
 claim would find are put back in line. That reads all calls. Nothing is claimed or published.`,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {

@@ -140,7 +140,7 @@ func TestOperatorsCommands(t *testing.T) {
 	noRedisWorld.redis = noRedis
 	away := world{t: t, postgres: noPostgres, redis: up.redis}
 	allAway := world{t: t, postgres: noPostgres, redis: noRedis}
-	silent := world{t: t, postgres: "postgres://nobody@" + silentServer(t) + "/none", redis: up.redis}
+	silent := world{t: t, postgres: silentServer(t).url, redis: up.redis}
 	refused := up
 	refused.postgres = os.Getenv("TEST_DATABASE_URL") + "&dbname=no_such_database"
 	unset := world{t: t, postgres: up.postgres}

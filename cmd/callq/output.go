@@ -162,7 +162,7 @@ func exitf(code int, format string, args ...any) error {
 
 func usagef(format string, args ...any) error { return exitf(exitUsage, format, args...) }
 
-// exitCode says on stderr what went wrong, and returns the exit code.
+// exitCode writes to stderr what went wrong, and returns the exit code.
 func exitCode(stderr io.Writer, err error) int {
 	code, text := judge(err)
 	if text != "" {

@@ -63,7 +63,7 @@ func TestOwnCommands(t *testing.T) {
 		{"health, Postgres and Redis are no matter", world{t: t, postgres: noPostgres, config: at(live.URL).config}, "health", 0, "/livez"},
 		{"health --ready, not ready", at(live.URL), "health --ready", 1, "answered 503"},
 		{"health, nobody there", at("127.0.0.1:1"), "health", 1, "no callq answers"},
-		{"health, no answer", at(silentServer(t)), "health --timeout 300ms", 1, "no callq answers"},
+		{"health, no answer", at(silentServer(t).address), "health --timeout 300ms", 1, "no callq answers"},
 		{"health, any port", at("127.0.0.1:0"), "health", 2, "set an address with a port"},
 		{"health, bad file", bad, "health", 2, "is not a key of http"},
 

@@ -43,7 +43,7 @@ func TestPagesServed(t *testing.T) {
 
 	eventually(t, "status shows the worker and what it does not handle", func() bool {
 		status, body := ask(t, address, "/")
-		return status == http.StatusOK && strings.Contains(body, "0 of 100") && strings.Contains(body, "no live worker handles task sms: 1 calls wait")
+		return status == http.StatusOK && strings.Contains(body, "0 of 100") && strings.Contains(body, "no live worker handles task sms: 1 call waiting")
 	})
 	for path, words := range map[string]string{
 		"/calls": `href="/calls/` + id, "/calls/" + id: "no live worker handles task sms", "/limits/api": "100 per 1s", "/queues/pay": "no live worker handles it",

@@ -184,7 +184,7 @@ func TestProducersPageGo(t *testing.T) {
 	must(t, err)
 	_, rest, _ := strings.Cut(string(page), "\n```go\n")
 	code, _, _ := strings.Cut(rest, "```")
-	if code == "" || !strings.Contains(words(string(example)), words(code)) {
+	if code == "" || !strings.Contains(wordsOf(string(example)), wordsOf(code)) {
 		t.Errorf("callqueue/example_test.go does not hold the page's Go:\n%s", code)
 	}
 }
@@ -283,7 +283,7 @@ func TestExplicitNulls(t *testing.T) {
 	w.do("verify")
 }
 
-func words(text string) string { return strings.Join(strings.Fields(text), " ") }
+func wordsOf(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // A database in LATIN1 is sent UTF-8, and sends it. What it cannot hold is refused where it is enqueued, and keeps no
 // call from ending.

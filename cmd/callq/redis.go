@@ -136,7 +136,7 @@ func pingRedis(ctx context.Context, cfg *config.Config, client redis.UniversalCl
 	return nil
 }
 
-// askRedis asks for what a hand-over needs, as doctor does. refused is what it says against that, and away why nobody could ask.
+// askRedis asks for what a hand-over needs, as doctor does. refused is what it says against that, and away why it could not be asked.
 func askRedis(ctx context.Context, cfg *config.Config) (refused, away string) {
 	client, err := openRedis(cfg)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 // reloader answers SIGHUP. It reads the configuration again, and gives the dispatcher and the worker
-// what they can take while they run. If the file is bad, it says why, and all stays as it was.
+// what they can take while they run. If the file is bad, it logs why, and all stays as it was.
 type reloader struct {
 	read    func() (*config.Config, error)
 	give    []func(next *config.Config) error // to each part, those first that can refuse it

@@ -162,7 +162,7 @@ func variables(environ []string) map[string]string {
 	return env
 }
 
-// logger writes to stderr as the configuration says.
+// logger writes to stderr, in the configured form.
 func (a *app) logger(cfg *config.Config) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(cfg.Log.Level)) // the configuration allows slog's names only

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/callqueue"
@@ -332,38 +330,6 @@ func TestUnknownFlagsAndArguments(t *testing.T) {
 	check(rootCommand(new(app)).Commands())
 }
 
-// What needs Postgres says that it cannot be reached, whether it is away or silent, and where its URL is from.
-func TestPostgresAway(t *testing.T) {
-	t.Parallel()
-	for how, postgres := range map[string]string{
-		"away": noPostgres, "silent": "postgres://nobody@" + silentServer(t) + "/none",
-		"behind a full pooler": "postgres://nobody@" + fullPooler(t) + "/none?sslmode=disable",
-	} {
-		for _, line := range []string{
-			"status", "status --watch", "verify", "enqueue", "dispatch --once", "migrate up", "migrate down --yes", "migrate status",
-			"calls list", "calls get 1", "calls why 1", "calls retry 1", "calls retry --all --yes", "calls cancel 1",
-			"calls cancel --all --yes", "calls delete 1 --yes", "calls delete --all --yes",
-			"limits list", "limits get api", "limits forecast", "limits set api 1/s", "limits reset api", "limits pause api",
-			"limits resume api", "limits open api --reason clean", "queues list", "queues pause q", "queues resume q",
-			"maintain status", "maintain retention", "maintain vacuum", "maintain vacuum --full", "maintain sweep",
-		} {
-			t.Run(line+", Postgres "+how, func(t *testing.T) {
-				t.Parallel()
-				w := world{t: t, postgres: postgres, redis: noRedis}
-				defer func(began time.Time) {
-					if took := time.Since(began); took > 10*time.Second { // pgx's own bound is 15 s
-						t.Errorf("it took %s", took)
-					}
-				}(time.Now())
-				a := w.answers(exitUnreachable, line+" --timeout 300ms", "Postgres cannot be reached, tried for 300ms", "DATABASE_URL")
-				if a.stdout != "" {
-					t.Errorf("on stdout: %s", a.stdout)
-				}
-			})
-		}
-	}
-}
-
 // use is a run of the program, and what it answers.
 type use struct {
 	name  string
@@ -395,57 +361,6 @@ func runUses(t *testing.T, uses []use, also func(*testing.T, answer)) {
 				also(t, a)
 			}
 		})
-	}
-}
-
-// silentServer takes connections and never says a word.
-func silentServer(t *testing.T) (address string) {
-	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	return listener.Addr().String()
-}
-
-// fullPooler lets in whoever comes, as pgbouncer does, and has no session left to run their statements or to hear of a cancel.
-func fullPooler(t *testing.T) (address string) {
-	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			t.Cleanup(func() { _ = conn.Close() })
-			backend := pgproto3.NewBackend(conn, conn)
-			go func() {
-				if first, err := backend.ReceiveStartupMessage(); err == nil {
-					if _, starts := first.(*pgproto3.StartupMessage); starts {
-						backend.Send(&pgproto3.AuthenticationOk{})
-						backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
-						_ = backend.Flush()
-					}
-				}
-			}()
-		}
-	}()
-	return listener.Addr().String()
-}
-
-func TestInterruptedCommand(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	var out, errs buffer
-	w := world{t: t, postgres: noPostgres, redis: noRedis}
-	if code := runCode(ctx, []string{"status"}, nil, &out, &errs, w.environ()); code != exitFailed {
-		t.Errorf("exit code %d: %s", code, &errs)
-	}
-	if !strings.Contains(errs.String(), "interrupted") {
-		t.Errorf("said: %s", &errs)
 	}
 }
 

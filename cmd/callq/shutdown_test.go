@@ -187,7 +187,7 @@ func TestCutOff(t *testing.T) {
 // A signal is heard while servers are waited for: those that refuse and those that are silent.
 func TestSignalWhileWaiting(t *testing.T) {
 	t.Parallel()
-	silent := "postgres://nobody@" + silentServer(t) + "/none?sslmode=disable"
+	silent := silentServer(t).url + "?sslmode=disable"
 	for name, postgres := range map[string]string{"away": noPostgres, "silent": silent} {
 		for _, command := range []string{"serve", "dispatch", "work"} {
 			t.Run(command+", Postgres "+name, func(t *testing.T) {

@@ -127,7 +127,7 @@ func freeText(b admin.Budget) string {
 }
 
 // readBudgets asks Redis, which a status without budgets does not need, what is free. Where Redis
-// does not answer, each budget says so.
+// does not answer, each budget's line has that.
 func readBudgets(ctx context.Context, cfg *config.Config, budgets []admin.Budget) {
 	if len(budgets) == 0 {
 		return
@@ -147,7 +147,7 @@ func readBudgets(ctx context.Context, cfg *config.Config, budgets []admin.Budget
 		rule := b.Rule()
 		err := cmp.Or(away, rule.Check())
 		if err == nil {
-			s, err = budget.Look(ctx, client, budget.Units{Name: b.Name, Rule: rule, Key: b.Asker.Key, N: max(1, b.NeededBy[b.Asker.Queue])})
+			s, err = budget.Peek(ctx, client, budget.Units{Name: b.Name, Rule: rule, Key: b.Asker.Key, N: max(1, b.NeededBy[b.Asker.Queue])})
 			if lasting, ok := errors.AsType[*budget.LastingError](err); ok {
 				b.Fix = lasting.Fix
 			} else {

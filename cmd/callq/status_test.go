@@ -21,7 +21,7 @@ func TestStatusNamesTheLabelThatNobodyCarries(t *testing.T) {
 		INSERT INTO call_queue (queue) VALUES ('payments');
 		INSERT INTO callq.call_workers (id, pool, tasks, labels, slots, started_at, heartbeat_at)
 		VALUES ('w', 'http', '{http}', '{ip-b}', 10, now(), now() + interval '1 hour')`)
-	const says = "no live worker that carries the label ip-a handles task http: 1 calls wait in queue payments\n"
+	const says = "no live worker that carries the label ip-a handles task http: 1 call waiting in queue payments\n"
 	has(t, w.do("status"), says)
 	w.exec(`UPDATE callq.call_workers SET labels = '{ip-b,ip-a}'`)
 	if text := w.do("status"); strings.Contains(text, "no live worker") {
@@ -188,4 +188,45 @@ func databaseOf(t *testing.T, url string) string {
 	config, err := pgx.ParseConfig(url)
 	must(t, err)
 	return config.Database
+}
+
+// The screen names what waits for want of a queue or a worker.
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	w.config = "limits: {api: {rate: 5/m}}\nqueues: {pay: {limits: [api]}}\n"
+	w.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('mial', '-infinity')`)
+	for range 7 {
+		w.exec(`INSERT INTO call_queue (queue) VALUES ('pay')`)
+	}
+	w.exec(`INSERT INTO call_queue (queue, task) VALUES ('pay', 'sms')`)
+	w.exec(`INSERT INTO call_queue (queue, run_at) VALUES ('pay', now() + interval '1 hour')`)
+	w.do("dispatch", "--once")
+	w.do("dispatch", "--once")
+
+	s := decode[admin.Status](t, w.do("status", "-o", "json"))
+	queues := map[string]admin.Queue{}
+	for _, q := range s.Queues {
+		queues[q.Name] = q
+	}
+	if q := queues["mial"]; q.Configured || q.Due != 1 {
+		t.Errorf("the queue that is in no configuration: %+v", q)
+	}
+	if q := queues["pay"]; !q.Configured || q.Due != 3 || q.Scheduled != 1 || q.Waiting != 4 || q.Dispatched != 5 {
+		t.Errorf("the queue at its limit: %+v", q)
+	}
+	if l := s.Limits[0]; l.Name != "api" || l.Occupied != 5 || l.Room != 0 || l.State != "open" || l.Rate != "5 per 1m, sliding window" {
+		t.Errorf("the limit: %+v", l)
+	}
+	if u := s.Unhandled; len(u) != 3 || u[0].Waiting != 3 || u[1].Queue != "mial" || u[2].Task != "sms" {
+		t.Errorf("tasks that nobody handles: %+v", s.Unhandled)
+	}
+	if s.Oldest == nil || s.Oldest.ID != 1 {
+		t.Errorf("the oldest: %+v", s.Oldest)
+	}
+	screen := w.do("status")
+	has(t, screen, "not in the configuration", "no worker is alive", "no live worker handles task sms: 1 call waiting", "oldest due call: 1 in mial")
+	w.config = "limits: {other: {rate: 5/m}}\n"
+	w.do("dispatch", "--once")
+	has(t, w.do("limits", "list"), "idle: no queue uses it")
 }

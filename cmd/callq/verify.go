@@ -12,6 +12,7 @@ import (
 
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger/verify"
+	"github.com/callq/callq/internal/words"
 )
 
 func verifyCommand(a *app) *cobra.Command {
@@ -32,7 +33,7 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 			}
 			err = db.show(report, func(w io.Writer) { printProof(w, report) })
 			if n := len(report.Findings); n > 0 && err == nil {
-				return exitf(exitFindings, "verify: %d rows break a rule", n)
+				return exitf(exitFindings, "verify: %s of a rule", words.Count(int64(n), "violation"))
 			}
 			return err
 		}),
@@ -74,9 +75,9 @@ func printProof(to io.Writer, r *verify.Report) {
 	}
 	verdict := "every rule holds"
 	if len(r.Findings) > 0 {
-		verdict = fmt.Sprintf("%d rows break a rule", len(r.Findings))
+		verdict = words.Count(int64(len(r.Findings)), "violation") + " of a rule"
 	}
-	fmt.Fprintf(to, "\n%d calls, %d attempts: %s\n", r.Calls, r.Attempts, verdict)
+	fmt.Fprintf(to, "\n%s, %s: %s\n", words.Count(r.Calls, "call"), words.Count(r.Attempts, "attempt"), verdict)
 }
 
 // number writes 0, which stands for none, as a dash.

@@ -63,7 +63,7 @@ func timedOut(ctx context.Context, after time.Duration) error {
 	return exitf(exitFailed, "not all have ended after %s; `callq calls why ID` says what a call waits for", after)
 }
 
-// showStanding shows calls as they stand. An error says that Postgres is away.
+// showStanding shows calls as they stand. An error means that Postgres is away.
 func (db *database) showStanding(ctx context.Context, ids []int64) error {
 	var calls []*callqueue.Record
 	err := db.within(ctx, func(ctx context.Context) error {
@@ -81,7 +81,7 @@ func (db *database) showStanding(ctx context.Context, ids []int64) error {
 	return cmp.Or(err, db.showCalls(len(ids), calls))
 }
 
-// waitInserted waits for calls that were just inserted, and first says which.
+// waitInserted prints the ids of calls that were just inserted, and waits for them.
 func (db *database) waitInserted(ctx context.Context, cmd *cobra.Command, rows []inserted) error {
 	ids := make([]int64, len(rows))
 	for i, row := range rows {
@@ -91,7 +91,7 @@ func (db *database) waitInserted(ctx context.Context, cmd *cobra.Command, rows [
 	return db.wait(ctx, cmd, ids)
 }
 
-// mayWait is an error if this role may not read calls: whoever wants to wait for a call should know before it is inserted.
+// mayWait is an error if this role may not read calls: you should know before the call is inserted.
 func (db *database) mayWait(ctx context.Context) error {
 	return db.within(ctx, func(ctx context.Context) error {
 		if _, err := db.calls.Get(ctx, 0); !errors.Is(err, callqueue.ErrNotFound) {

@@ -1,4 +1,4 @@
-// Package admin reads what operators look at: calls, queues, limits, workers, attempts, and why a call waits. The
+// Package admin reads what operators see: calls, queues, limits, workers, attempts, and why a call waits. The
 // command line prints it, and internal/console shows it in a browser.
 //
 // It takes no lock and writes nothing. What it returns may have changed by then, so make no decisions by it. All times
@@ -109,7 +109,7 @@ func Short(s string) string {
 	return s
 }
 
-// Ago says how long before now something was.
+// Ago returns how long before now something was.
 func Ago(now, at time.Time) string {
 	return max(0, now.Sub(at)).Round(100*time.Millisecond).String() + " ago"
 }
@@ -127,15 +127,6 @@ func About(d time.Duration) string {
 		return fmt.Sprintf("%.1f h", d.Hours())
 	}
 	return fmt.Sprintf("%.0f d", d.Hours()/24)
-}
-
-// Number writes a number with commas: 2,483.
-func Number(n any) string {
-	text := fmt.Sprint(n)
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
 }
 
 // Text writes a value or what a pointer points to: a time in UTC, nil as a dash.

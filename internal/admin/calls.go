@@ -67,35 +67,35 @@ type Call struct {
 func ListCalls(ctx context.Context, db ledger.DB, f Filter, limit int) ([]Call, error) {
 	where, args := f.where()
 	args["limit"] = max(limit, 0)
-	newest := `SELECT c.id FROM public.call_queue c WHERE ` + where + ` ORDER BY c.id DESC LIMIT @limit`
+	newest := `SELECT c.id FROM callq.call_effective c WHERE ` + where + ` ORDER BY c.id DESC LIMIT @limit`
 	return Collect[Call](ctx, db, "list calls", listSQL+` WHERE id = ANY (ARRAY(`+newest+`)) ORDER BY id DESC`, args)
 }
 
-// The years are those that JSON can write. A CASE keeps NULL, which least and greatest pass over.
+// The years are those that JSON can write. least and greatest ignore NULL, so a CASE keeps it.
 const listSQL = `
 WITH years (first, last) AS (VALUES (timestamptz '0001-01-01 00:00:00Z', timestamptz '9999-12-31 23:59:59.999999Z'))
-SELECT id, coalesce(queue, 'default') AS queue, coalesce(task, 'http') AS task, coalesce(key, '') AS key, status,
+SELECT id, queue, task, key, status,
     EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = c.id AND o.started_at IS NOT NULL) AS running,
     attempts, failed_count, error_message,
     (SELECT a.code FROM public.call_attempts a WHERE a.call_id = c.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) AS code,
-    least(greatest(coalesce(run_at, created_at), first), last) AS run_at,
+    least(greatest(run_at, first), last) AS run_at,
     least(greatest(created_at, first), last) AS created_at,
     CASE WHEN dispatched_at IS NOT NULL THEN least(greatest(dispatched_at, first), last) END AS dispatched_at,
     CASE WHEN finished_at IS NOT NULL THEN least(greatest(finished_at, first), last) END AS finished_at
-FROM public.call_queue c, years`
+FROM callq.call_effective c, years`
 
 // CountCalls returns how many calls fit the filter. It goes through all calls, unless the filter asks only for
 // dispatched or failed ones.
 func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
 	where, args := f.where()
-	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls", `SELECT count(*) FROM public.call_queue c WHERE `+where, args)
+	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls", `SELECT count(*) FROM callq.call_effective c WHERE `+where, args)
 	if err != nil {
 		return 0, err
 	}
 	return counted[0].Count, nil
 }
 
-// where is a condition on the calls c, with its arguments. An explicit NULL means the column's default.
+// where is a condition on the calls c, with its arguments.
 func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	sql = "true"
 	and := func(asked bool, condition string) {
@@ -107,9 +107,9 @@ func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	and(len(f.Statuses) > 0, "c.status = ANY(@statuses::text[])")
 	and(only(callqueue.StatusFailed), "c.failed_at IS NOT NULL") // call_queue_failed_idx
 	and(only(callqueue.StatusDispatched), "c.id IN (SELECT call_id FROM callq.call_open)")
-	and(f.Queue != "", "coalesce(c.queue, 'default') = @queue::text")
-	and(f.Task != "", "coalesce(c.task, 'http') = @task::text")
-	and(f.Key != nil, "coalesce(c.key, '') = @key::text")
+	and(f.Queue != "", "c.queue = @queue::text")
+	and(f.Task != "", "c.task = @task::text")
+	and(f.Key != nil, "c.key = @key::text")
 	and(f.Before > 0, "c.id < @before::bigint")
 	refusals := !slices.ContainsFunc(f.Codes, func(code int16) bool { return code >= 200 && code <= 299 })
 	switch {

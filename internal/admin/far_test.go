@@ -14,8 +14,8 @@ import (
 func TestCallsOfFarYears(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		VALUES ('api', 1, 10, '1 h', '1 s', '1 s', '{default}', now(), '', callq.epoch(), now())`)
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		VALUES ('api', 1, 10, '1 h', '3.6 s', '1 s', '1 s', '{default}', now(), '', callq.epoch(), now())`)
 	exec(t, pool, `INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours)
 		VALUES ('default', '{api}', '', 3, '1 s', '1 m', '1 m', 'retry', 'Mon 09:00-09:01 UTC')`)
 	exec(t, pool, `INSERT INTO callq.call_dispatchers VALUES ('d', 'host/1', '', now() + interval '1 h')`)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/forecast"
+	"github.com/callq/callq/internal/words"
 )
 
 // Forecast says how long the calls that wait now keep a limit busy.
@@ -222,11 +223,11 @@ func (r *reader) foresee(call *callqueue.Record) (f Foresight) {
 	}
 	others := ""
 	if ran.Others > 0 {
-		others = fmt.Sprintf(" and %s of other queues", Number(ran.Others))
+		others = fmt.Sprintf(" and %s of other queues", words.Number(ran.Others))
 	}
 	i := slices.IndexFunc(queues, func(q worldQueue) bool { return q.Name == call.Queue })
 	f.StartsAt = new(r.now.Add(ran.Start))
-	f.Because = fmt.Sprintf("in about %s: %s calls before it%s%s", About(ran.Start), Number(ran.Before), others, o.held(queues[i], ran.Result))
+	f.Because = fmt.Sprintf("in about %s: %s calls before it%s%s", About(ran.Start), words.Number(ran.Before), others, o.held(queues[i], ran.Result))
 	return f
 }
 

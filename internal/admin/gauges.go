@@ -18,7 +18,7 @@ type Gauges struct {
 type LimitGauge struct {
 	Name        string
 	Units, Used int64
-	InDoubt     int64       // of Used: see LimitUse
+	InDoubt     int64       // of Used: see LimitState
 	Waiting     int64       // due calls of its queues
 	NextUnit    float64     // seconds; 0: there is room; NaN: not known; +Inf: not until somebody opens it
 	Closed      string      // one of Causes; empty: it is open
@@ -95,7 +95,7 @@ func (l Limit) nextUnit() float64 {
 	return max(0, at.Sub(l.now)).Seconds()
 }
 
-// There may be a million segments, so the oldest call is looked for where it is likely: in a queue's longest flows.
+// There may be a million segments, so the oldest call is sought where it is likely: in a queue's longest flows.
 const queueGaugesSQL = `
 WITH waiting AS (
     SELECT queue, sum(due) AS due, sum(scheduled) AS scheduled

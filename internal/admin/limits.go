@@ -3,10 +3,17 @@ package admin
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/usage"
+	"github.com/callq/callq/internal/words"
 )
 
 // Limit is a limit in force.
@@ -24,13 +31,13 @@ type Limit struct {
 	PausedKeys int64            `json:"paused_keys" db:"paused_keys"` // that are paused alone
 	ChangedAt  time.Time        `json:"changed_at" db:"applied_at"`
 	ChangedBy  string           `json:"changed_by" db:"applied_by"`
-	LimitUse
+	LimitState
 	LimitRemote
 	limitFacts
 }
 
-// LimitUse is what a limit's units are doing.
-type LimitUse struct {
+// LimitState is what a limit's units are doing.
+type LimitState struct {
 	Occupied  int64      `json:"occupied" db:"-"` // approximate; of the key that uses most
 	InDoubt   int64      `json:"in_doubt" db:"-"` // of Occupied, by requests without an answer whose hosts have answered no later one
 	Room      int64      `json:"room" db:"-"`
@@ -48,21 +55,22 @@ type LimitUse struct {
 
 // limitFacts is what the rest is computed from.
 type limitFacts struct {
-	MayArrive  *time.Time  `json:"-" db:"missing_until"` // until when missing units may arrive
-	KnownAt    *time.Time  `json:"-" db:"known_at"`
-	KnownLess  int64       `json:"-" db:"known_less"`
-	Configured *limit.Rate `json:"-" db:"config"` // see Config
+	MayArrive  *time.Time    `json:"-" db:"missing_until"` // until when missing units may arrive
+	KnownAt    *time.Time    `json:"-" db:"known_at"`
+	KnownLess  int64         `json:"-" db:"known_less"`
+	Configured *limit.Rate   `json:"-" db:"config"` // see Config
+	UnderWay   time.Duration `json:"-" db:"under_way"`
 	now        time.Time
-	key        string     // of a limit per key: that uses most, or was asked about
-	next       *time.Time // when a unit comes free, whether there is room or not
-	free       int64      // room, whether it is open or not
-	occupied   []limit.Charge
+	key        string       // of a limit per key: that uses most, or was asked about
+	used       *usage.Count // by that key
+	nextIfOpen *time.Time   // when a unit comes free, whether there is room or not
+	roomIfOpen int64        // room, whether it is open or not
 }
 
-// Idle says that no queue uses it.
+// Idle reports that no queue uses it.
 func (l Limit) Idle() bool { return len(l.Queues) == 0 }
 
-// StateText says whether it is open, until when not, and whether keys are paused.
+// StateText reports whether it is open, until when not, and whether keys are paused.
 func (l Limit) StateText() string {
 	text := l.stateUntil(Short(l.State))
 	if l.OpensAt != nil {
@@ -90,7 +98,7 @@ func (l Limit) stateUntil(state string) string {
 }
 
 func (l Limit) missingText() string {
-	return fmt.Sprintf("%d units that may be missing and count as used until %s", l.Missing, Instant(l.MissingUntil))
+	return fmt.Sprintf("%s that may be missing and count as used until %s", words.Count(l.Missing, "unit"), Instant(l.MissingUntil))
 }
 
 func (l Limit) vouchText() string {
@@ -106,7 +114,7 @@ func (l Limit) rate() limit.Rate {
 	return limit.Rate{Units: units, Window: l.Window, Shape: l.Shape}
 }
 
-// nextUnit says when a unit comes free.
+// nextUnit returns when a unit comes free.
 func nextUnit(at, now time.Time) string {
 	text := "next unit in " + About(at.Sub(now))
 	if at.Sub(now) > 2*time.Minute {
@@ -135,55 +143,129 @@ func ReadLimit(ctx context.Context, pool Pool, name string) (*LimitDetails, erro
 	})
 }
 
-// ReadLimits reads all limits, and of those per key what the key uses that uses most.
+// ReadLimits reads all limits. For those per key, the figures are those of the fullest key.
 func ReadLimits(ctx context.Context, pool Pool) ([]Limit, error) {
 	return snapshot(ctx, pool, func(r *reader) []Limit { return r.limits(nil, nil) })
 }
 
-// limits reads the limits that are named (nil: all), and of those per key what this key uses; nil: that uses most. It counts
-// as a claim does, but without locks.
+// limits reads the limits that are named; nil: all. For a limit per key, the figures are those of one key: key, or if nil the
+// fullest. It counts as a claim does, but without locks.
 func (r *reader) limits(names []string, key *string) []Limit {
 	limits := list[Limit](r, "read limits", limitsSQL, names)
-	since := make([]time.Time, len(limits))
-	names = make([]string, len(limits))
+	gains := list[limit.Gain](r, "read what the clock gained", gainsSQL)
+	keys := r.keysOf(limits, key)
+	var counts []*usage.Count
 	for i := range limits {
 		l := &limits[i]
 		l.now = r.now
-		l.Rate = limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}.String()
-		if l.PerKey {
-			l.Rate += ", per key"
+		l.describe()
+		for _, key := range keys[l.Name] {
+			c := usage.New(l.row(), key, r.now, gains)
+			if r.listed {
+				c.ListAll(r.now)
+			}
+			counts = append(counts, c)
 		}
-		if n := len(l.Overrides); n > 0 {
-			l.Rate += fmt.Sprintf(" (%d of their own)", n)
-		}
-		if l.CountCost {
-			l.Rate += ", by cost"
-		}
-		if l.Configured != nil {
-			l.Config = new(l.Configured.String())
-		}
-		names[i], since[i] = l.Name, l.rate().Since(l.now, 0)
 	}
-	used := map[string]usage{}
-	for _, u := range list[usage](r, "count occupied units", usageSQL, names, since, key, r.quick, r.listed) {
-		used[u.Name] = u
-	}
+	used := r.fullest(counts)
 	for i := range limits {
-		l := &limits[i]
-		u := used[l.Name]
-		if l.key = u.Key; l.PerKey && key != nil {
-			l.key = *key
+		if l := &limits[i]; used[l.Name] != nil {
+			l.key, l.used = used[l.Name].Key, used[l.Name]
 		}
-		l.reckon(u, r.missing(l))
 	}
-	r.remotes(limits)
+	r.addRemotes(limits) // before reckon, which goes by them
+	for i := range limits {
+		limits[i].reckon()
+	}
 	return limits
+}
+
+const gainsSQL = `SELECT at, by FROM callq.call_clock_gains WHERE by > '0' ORDER BY id`
+
+// describe writes the rate for people.
+func (l *Limit) describe() {
+	l.Rate = limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}.String()
+	if l.PerKey {
+		l.Rate += ", per key"
+	}
+	if n := len(l.Overrides); n > 0 {
+		l.Rate += fmt.Sprintf(" (%d of their own)", n)
+	}
+	if l.CountCost {
+		l.Rate += ", by cost"
+	}
+	if l.Configured != nil {
+		l.Config = new(l.Configured.String())
+	}
+}
+
+// row is the limit as claims read it.
+func (l *Limit) row() policy.LockedLimit {
+	return policy.LockedLimit{
+		Name: l.Name, Units: l.Units, Window: l.Window, Shape: l.Shape, PerKey: l.PerKey, CountCost: l.CountCost, Overrides: l.Overrides,
+		UnderWay: l.UnderWay, LimitUsage: policy.LimitUsage{MissingUntil: l.MayArrive, KnownAt: l.KnownAt, KnownLess: l.KnownLess},
+	}
+}
+
+// keysOf returns the keys of each limit whose use is counted: the one that is asked about, or those that may use most.
+func (r *reader) keysOf(limits []Limit, key *string) map[string][]string {
+	keys, perKey, since := map[string][]string{}, []string{}, []time.Time{}
+	for _, l := range limits {
+		switch {
+		case !l.PerKey:
+			keys[l.Name] = []string{""}
+		case key != nil:
+			keys[l.Name] = []string{*key}
+		default:
+			perKey, since = append(perKey, l.Name), append(since, l.rate().Since(r.now, 0))
+		}
+	}
+	if len(perKey) > 0 {
+		for _, of := range list[usage.Of](r, "find the keys that use most", fullKeysSQL, perKey, since, r.quick) {
+			keys[of.Limit] = append(keys[of.Limit], of.Key)
+		}
+	}
+	return keys
+}
+
+// Each key with an open attempt may be the fullest, and so may the one with most usage. To add up what each of very many keys uses
+// takes longer than all else; $3 leaves that out.
+const fullKeysSQL = `
+SELECT u.name AS limit, u.key
+FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.keys) AS u (name, key)
+WHERE u.name = ANY($1)
+UNION
+SELECT a.name, fullest.key
+FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since)
+CROSS JOIN LATERAL (
+    SELECT key FROM callq.call_usage WHERE limit_name = a.name AND bucket > a.since
+    GROUP BY key ORDER BY sum(used) DESC LIMIT 1
+) fullest
+WHERE NOT $3`
+
+// fullest reads the counts, and returns by limit the one of the key that uses most.
+func (r *reader) fullest(counts []*usage.Count) map[string]*usage.Count {
+	full := map[string]*usage.Count{}
+	var b pgx.Batch
+	usage.Read(&b, counts, 0)
+	if r.err == nil {
+		r.err = ledger.Wrap("count occupied units", r.tx.SendBatch(r.ctx, &b).Close())
+	}
+	for _, c := range counts {
+		if most := full[c.Limit]; most == nil || c.Use.Occupied > most.Use.Occupied {
+			full[c.Limit] = c
+		}
+	}
+	if r.err == nil {
+		r.err = usage.AddKnown(r.ctx, r.tx, slices.Collect(maps.Values(full)))
+	}
+	return full
 }
 
 // A limit that left the configuration, or that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost, l.config, l.queues,
-    l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less,
+    l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less, ` + policy.UnderWaySQL + ` AS under_way,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.spell IS NULL AND p.name IS NOT NULL THEN 'paused: ' || p.reason
@@ -200,113 +282,37 @@ LEFT JOIN callq.call_pauses p ON p.what = 'limit' AND p.name = l.name AND p.key 
 WHERE $1::text[] IS NULL OR l.name = ANY($1)
 ORDER BY l.name`
 
-// usage is what of a limit is occupied by the key that uses most, or that was asked about.
-type usage struct {
-	Name    string     `db:"name"`
-	Key     string     `db:"key"`
-	Units   int64      `db:"units"`
-	Former  int64      `db:"former"`   // of those, open when units went missing
-	InDoubt int64      `db:"in_doubt"` // of those, by requests that ended without an answer and may still arrive
-	FreedAt *time.Time `db:"freed_at"` // the earliest until; nil: unknown
-	// Of each charge of a token bucket, and of others if they are to be listed. Of what ends nobody knows when, a token bucket's is in
-	// 100 years, and that of others by when it started, or now.
-	Until []time.Time `db:"until"`
-	Costs []int64     `db:"costs"` // likewise
-}
-
-// A charge counts from since (limit.Rate.Since) on. To add up what each of very many keys uses takes longer than all else, so
-// that is done only to find the fullest.
-const usageSQL = `
-WITH asked AS (
-    SELECT l.*, a.since, shape ->> 'algorithm' = 'token_bucket' AS by_charge
-    FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN callq.call_limits l USING (name)
-), open AS ( -- the units of open attempts
-    SELECT u.name, u.key, u.cost, CASE WHEN o.epoch <> a.epoch THEN u.cost ELSE 0 END AS former,
-        CASE WHEN until < 'infinity' THEN greatest(o.started_at, CASE a.proof WHEN 'later' THEN o.overtaken_at ELSE o.acked_at END)
-            WHEN a.proof = 'later' AND o.started_at IS NOT NULL AND o.send_within IS NOT NULL THEN greatest(o.started_at, now() - interval '250 ms') END AS freed_at,
-        CASE WHEN a.by_charge THEN least(until, now() + interval '100 years')
-            WHEN $5 THEN least(until, coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now())) END AS until, false AS in_doubt
-    FROM callq.call_open o
-    CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
-    JOIN asked a ON a.name = u.name
-    CROSS JOIN LATERAL (
-        SELECT callq.occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, a.anchor, a.epoch, a.slack,
-            a.proof) AS until
-    ) x
-    WHERE x.until > since AND ($3::text IS NULL OR u.key = CASE WHEN a.per_key THEN $3 ELSE '' END)
-), keys AS ( -- whose usage is added up: each with an open attempt, and the fullest of all
-    SELECT name, CASE WHEN per_key THEN $3 ELSE '' END AS key FROM asked WHERE NOT per_key OR $3 IS NOT NULL
-    UNION
-    SELECT name, key FROM open
-    UNION
-    SELECT a.name, fullest.key
-    FROM asked a
-    CROSS JOIN LATERAL (
-        SELECT key FROM callq.call_usage WHERE limit_name = a.name AND bucket > a.since
-        GROUP BY key ORDER BY sum(used) DESC LIMIT 1
-    ) fullest
-    WHERE a.per_key AND $3 IS NULL AND NOT $4
-), units AS (
-    SELECT * FROM open
-    UNION ALL
-    SELECT k.name, k.key, u.used, CASE WHEN u.shard < 0 THEN u.used ELSE 0 END,
-        CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, CASE WHEN a.by_charge OR $5 THEN u.bucket END,
-        u.bucket = ` + limit.UnknownSQL + `
-    FROM keys k
-    JOIN asked a ON a.name = k.name
-    JOIN callq.call_usage u ON u.limit_name = k.name AND u.key = k.key AND u.bucket > a.since
-)
-SELECT DISTINCT ON (name) name, key, sum(cost)::bigint AS units, sum(former)::bigint AS former, coalesce(sum(cost) FILTER (WHERE in_doubt), 0)::bigint AS in_doubt,
-    min(freed_at) AS freed_at, array_agg(until) FILTER (WHERE until IS NOT NULL) AS until, array_agg(cost) FILTER (WHERE until IS NOT NULL) AS costs
-FROM units
-GROUP BY name, key
-ORDER BY name, units DESC`
-
-// missing is what may have been given out of the limit that nobody knows of; nil: nothing that may still count.
-func (r *reader) missing(l *Limit) *limit.Missing {
-	m := limit.MissingAt(l.rate(), l.MayArrive, l.KnownAt, l.now, 0)
-	if m == nil || l.KnownAt == nil || r.err != nil {
-		return m
+// reckon works out what there is room for, and when there is more.
+func (l *Limit) reckon() {
+	if l.used == nil { // of no key anything is used
+		l.used = usage.New(l.row(), l.key, l.now, nil)
 	}
-	known, err := policy.Known(r.ctx, r.tx, []string{l.Name}, []string{l.key}, []time.Time{l.rate().KnownSince(*l.KnownAt)})
-	if r.err = err; err == nil {
-		m.Known = known[0] - l.KnownLess
+	use, gained := l.used.Use, l.used.Gained
+	if l.Lowered != nil {
+		l.used.Lower(*l.Lowered)
+		use.Rate = l.used.Use.Rate
 	}
-	return m
-}
-
-// reckon says what there is room for, and when there is more.
-func (l *Limit) reckon(u usage, missing *limit.Missing) {
-	use := limit.Use{Rate: l.rate(), Occupied: u.Units}
-	if u.FreedAt != nil {
-		use.Freed = *u.FreedAt
-	}
-	for i, until := range u.Until {
-		l.occupied = append(l.occupied, limit.Charge{Until: until, Units: u.Costs[i]})
-	}
-	if l.Shape.Algorithm == limit.TokenBucket {
-		use.Charges = l.occupied
-	}
-	known := use.Room(l.now, 0)
-	room := known
-	if missing != nil {
-		missing.Former, use.Missing = u.Former, missing
-		room = use.Room(l.now, 0)
-		l.Missing, l.MissingUntil = known-room, new(l.rate().Passed(missing.Until, 0).UTC())
-		if l.State == "open" && missing.Known <= 0 && l.Shape.Algorithm != limit.TokenBucket {
+	bucket := use.Rate.Returns() == limit.Evenly
+	l.roomIfOpen = use.Room(l.now, gained)
+	if m := use.Missing; m != nil {
+		whole := use
+		whole.Missing = nil
+		l.Missing, l.MissingUntil = whole.Room(l.now, gained)-l.roomIfOpen, new(use.Rate.Passed(m.Until, gained).UTC())
+		if l.State == "open" && m.Known <= 0 && !bucket {
 			l.State, l.ShutUntil = shutMissing, l.MissingUntil
 		}
 	}
-	l.Occupied, l.InDoubt, l.free = u.Units, u.InDoubt, room
-	if l.Shape.Algorithm == limit.TokenBucket {
-		l.Occupied = l.Shape.Burst - room
+	// A run uses no more at once than the limit has.
+	l.Occupied, l.InDoubt = min(use.Occupied, max(use.Occupied-use.InRuns, use.Rate.Units)), l.used.InDoubt
+	if bucket {
+		l.Occupied = l.Shape.Burst - l.roomIfOpen
 	}
-	if l.Window > 0 && (!use.Freed.IsZero() || len(use.Charges) > 0 || l.Shape.Algorithm == limit.FixedWindow) {
-		l.next = new(use.NextLook(l.now, 0).UTC())
+	if l.Window > 0 && (!use.FirstUntil.IsZero() || len(use.Charges) > 0 || use.Rate.Returns() == limit.Together) {
+		l.nextIfOpen = new(use.NextLook(l.now, gained).UTC())
 	}
 	if l.State == "open" {
-		if l.Room = room; room == 0 {
-			l.OpensAt = l.next
+		if l.Room = l.roomIfOpen; l.roomIfOpen == 0 {
+			l.OpensAt = l.nextIfOpen
 		}
 	}
 }
@@ -360,11 +366,8 @@ const auditSQL = `SELECT at, by, change FROM callq.call_audit WHERE what = $1 AN
 
 // keysPaused is what a state adds where keys are paused alone.
 func keysPaused(n int64) string {
-	switch n {
-	case 0:
+	if n == 0 {
 		return ""
-	case 1:
-		return ", 1 key paused"
 	}
-	return fmt.Sprintf(", %d keys paused", n)
+	return ", " + words.Count(n, "key") + " paused"
 }

@@ -12,8 +12,8 @@ import (
 func TestFullestKey(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, shape, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		SELECT name, 1, 1000, span, shape, true, '1 s', '1 s', '{q}', now(), '', callq.epoch(), now()
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, shape, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		SELECT name, 1, 1000, span, span / 200, shape, true, '1 s', '1 s', '{q}', now(), '', callq.epoch(), now()
 		FROM (VALUES ('each', '1 h'::interval, '{}'::jsonb), ('bucket', '20 h', '{"algorithm": "token_bucket", "period": "1h", "burst": 1000}')) AS l (name, span, shape)`)
 	exec(t, pool, `INSERT INTO callq.call_usage SELECT name, key, now() - n * interval '10 ms', 0, used
 		FROM (VALUES ('each'), ('bucket')) AS l (name)
@@ -39,18 +39,26 @@ func TestFullestKey(t *testing.T) {
 	}
 }
 
-// What one key uses is read without all usage.
-func TestUsageOfOneKey(t *testing.T) {
+// A limit has room on the screens when it has room for a claim: also after Postgres's clock was set forward, and where the API says
+// that less remains.
+func TestRoomIsThatOfClaims(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		SELECT name, 1, 1000, '1 h', true, '1 s', '1 s', '{q}', now(), '', callq.epoch(), now() FROM unnest('{each,other}'::text[]) AS l (name)`)
-	exec(t, pool, `INSERT INTO callq.call_usage SELECT 'each', 'u' || i, now(), 0, 1 FROM generate_series(1, 30000) i`)
-	exec(t, pool, `VACUUM ANALYZE`)
-	settings := map[string]string{"jit": "off", "plan_cache_mode": "force_custom_plan"}
-	if n := pgtest.Work(t, pool, settings, usageSQL, "'{each,other}'", "ARRAY[now() - interval '1 h', now() - interval '1 h']", "'u7'", "false", "false"); n > 2000 {
-		t.Errorf("to read what one of 30,000 keys uses, plans handled %d", n)
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		SELECT 'api', 1, 10, '1 h', '1 s', false, '1 s', '1 s', '{q}', now(), '', callq.epoch(), now()`)
+	exec(t, pool, `INSERT INTO callq.call_usage VALUES ('api', '', now() - interval '70 min', 0, 10)`)
+	room := func(want int64) {
+		t.Helper()
+		if limits, err := ReadLimits(t.Context(), pool); err != nil || limits[0].Room != want {
+			t.Errorf("%+v (%v), want room for %d", limits, err, want)
+		}
 	}
+	room(10)
+	exec(t, pool, `INSERT INTO callq.call_clock_gains (at, by) VALUES (now() - interval '10 min', '20 min')`)
+	room(0)
+	exec(t, pool, `DELETE FROM callq.call_clock_gains`)
+	exec(t, pool, `INSERT INTO callq.call_remotes (limit_name, key, answered_at, reset_at, lowered) VALUES ('api', '', now(), now() + interval '1 h', 3)`)
+	room(3)
 }
 
 // A limit that is shut until a dispatcher has looked is a problem, whatever may be missing of it besides.
@@ -73,7 +81,7 @@ func TestProblemsOfAShutLimit(t *testing.T) {
 		{"shut: Postgres failed over or was restored", &at, &at, 1, 1},
 	} {
 		l := Limit{
-			Name: "api", Queues: []string{"q"}, LimitUse: LimitUse{State: c.state, MissingUntil: c.missing},
+			Name: "api", Queues: []string{"q"}, LimitState: LimitState{State: c.state, MissingUntil: c.missing},
 			limitFacts: limitFacts{KnownAt: c.known, now: at},
 		}
 		problems, notes := 0, 0
@@ -99,11 +107,11 @@ func TestProblemBehindNotes(t *testing.T) {
 	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	var s Status
 	for range 12 {
-		l := Limit{Name: "missing", Queues: []string{"q"}, LimitUse: LimitUse{State: "open", MissingUntil: &at}}
+		l := Limit{Name: "missing", Queues: []string{"q"}, LimitState: LimitState{State: "open", MissingUntil: &at}}
 		l.KnownAt, l.now = &at, at
 		s.Limits = append(s.Limits, l)
 	}
-	s.Limits = append(s.Limits, Limit{Name: "last", Queues: []string{"q"}, LimitUse: LimitUse{State: "shut: counting its usage"}})
+	s.Limits = append(s.Limits, Limit{Name: "last", Queues: []string{"q"}, LimitState: LimitState{State: "shut: counting its usage"}})
 	notes, told := 0, false
 	for _, p := range s.Problems() {
 		if p.Level == Note {
@@ -120,8 +128,8 @@ func TestProblemBehindNotes(t *testing.T) {
 func TestStateOfARefusedLimit(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		VALUES ('api', 1, 10, '1 h', '1 s', '1 s', '{q}', now(), '', callq.epoch(), now())`)
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		VALUES ('api', 1, 10, '1 h', '3.6 s', '1 s', '1 s', '{q}', now(), '', callq.epoch(), now())`)
 	exec(t, pool, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by, spell) VALUES ('limit', 'api', now() + interval '1 min', 'call 5: 429', now(), 'w', '1 s')`)
 	for _, c := range []struct{ sql, state, cause string }{
 		{`SELECT`, "refused: call 5: 429 until 20", "refused"},

@@ -37,7 +37,7 @@ type QueueHours struct {
 	state        string     // in words
 }
 
-// StateText says whether the queue is paused or outside its hours, and until when.
+// StateText reports whether the queue is paused or outside its hours, and until when.
 func (q Queue) StateText() string {
 	text := q.state
 	if q.Paused != nil {
@@ -136,7 +136,7 @@ WITH waiting AS (
     FROM callq.call_open GROUP BY 1
 ), failed AS (
     SELECT name, count(*) AS failed
-    FROM (SELECT coalesce(queue, 'default') AS name FROM public.call_queue WHERE failed_at > now() - interval '24 hours') c
+    FROM (SELECT queue AS name FROM callq.call_effective WHERE failed_at > now() - interval '24 hours') c
     GROUP BY name
     ORDER BY name IN (SELECT name FROM callq.call_queues) DESC, failed DESC, name
     LIMIT 100 + (SELECT count(*) FROM callq.call_queues)
@@ -157,7 +157,7 @@ FULL JOIN failed USING (name)
 LEFT JOIN pauses USING (name)
 ORDER BY name`
 
-// hoursAt says whether a queue with these hours is open.
+// hoursAt reports whether a queue with these hours is open.
 func hoursAt(text string, now time.Time) QueueHours {
 	h := QueueHours{Hours: text, state: "open"}
 	parsed, err := hours.Parse(text)
@@ -177,7 +177,7 @@ func hoursAt(text string, now time.Time) QueueHours {
 	return h
 }
 
-// Waiting says how many calls of a task wait in a queue, by what flows and the inbox hold: a call that was cancelled or
+// Waiting describes how many calls of a task wait in a queue, by what flows and the inbox hold: a call that was cancelled or
 // deleted counts until a claim has passed it.
 type Waiting struct {
 	Queue   string `json:"queue" db:"queue"`
@@ -215,7 +215,7 @@ WHERE configured AND handled OR EXISTS (
     JOIN public.call_queue c ON c.id = first.id AND c.status IN ('new', 'error'))
 ORDER BY waiting DESC, task, queue`
 
-// nobody says that no worker takes the calls of a task in queues with a label.
+// nobody is the text for: no worker takes the calls of a task in queues with a label.
 func nobody(task, label string) string {
 	who := "no live worker"
 	if label != "" {

@@ -93,8 +93,8 @@ func TestReadWaiting(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 
-			exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch)
-				VALUES ('l', 1, 1, '1 h', true, '1 s', '1 s', '{a,b}', now(), '', '')`)
+			exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, slack, send_within, queues, applied_at, applied_by, epoch)
+				VALUES ('l', 1, 1, '1 h', '3.6 s', true, '1 s', '1 s', '{a,b}', now(), '', '')`)
 			exec(t, pool, `INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 				SELECT name, '{l}', '', 3, '1 s', '1 m', '1 m', 'retry' FROM unnest('{a,b}'::text[]) q (name)`)
 			var most Forecast

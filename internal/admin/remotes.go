@@ -24,8 +24,8 @@ type remote struct {
 	Lowered   *int64     `db:"lowered"`
 }
 
-// remotes adds what APIs say to limits, each with the key that is shown.
-func (r *reader) remotes(limits []Limit) {
+// addRemotes adds what APIs say to limits, each with the key that is shown.
+func (r *reader) addRemotes(limits []Limit) {
 	names, keys := make([]string, len(limits)), make([]string, len(limits))
 	of := map[string]*Limit{}
 	for i := range limits {
@@ -51,7 +51,7 @@ func (l Limit) remains() *int64 {
 	return l.RemoteRemaining
 }
 
-// RemoteText says what the API says; empty: nothing.
+// RemoteText returns what the API says; empty: nothing.
 func (l Limit) RemoteText() string {
 	left, most := l.RemoteRemaining, l.RemoteLimit
 	is := l.remains() != nil

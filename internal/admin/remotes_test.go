@@ -12,8 +12,8 @@ import (
 func TestRemotes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
-		SELECT name, 1, 100, '1 h', name = 'each', '1 s', '1 s', '{q}', now(), '', callq.epoch(), now() FROM unnest('{each,of all,old,silent}'::text[]) AS l (name)`)
+	exec(t, pool, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, slack, send_within, queues, applied_at, applied_by, epoch, complete_since)
+		SELECT name, 1, 100, '1 h', '3.6 s', name = 'each', '1 s', '1 s', '{q}', now(), '', callq.epoch(), now() FROM unnest('{each,of all,old,silent}'::text[]) AS l (name)`)
 	exec(t, pool, `INSERT INTO callq.call_usage VALUES ('each', 'k1', now(), 0, 5), ('each', 'k2', now(), 0, 7)`)
 	exec(t, pool, `INSERT INTO callq.call_remotes (limit_name, key, most, remaining, reset_at, answered_at, lowered)
 		VALUES ('each', 'k1', 1, 1, NULL, now(), NULL), ('each', 'k2', 100, 12, now() + interval '1 m', now(), 19), ('of all', '', NULL, 3, now() - interval '1 s', now(), 3),

@@ -11,6 +11,7 @@ import (
 	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/words"
 )
 
 // Status is what one screen shows, read in one snapshot.
@@ -96,7 +97,7 @@ type Oldest struct {
 // many calls that fell due at once. There is no row if none of those is due any more. There may be a million segments, so
 // only those are sorted that are as old as the 30 oldest of some.
 const oldestSQL = `
-SELECT q.id, first.queue, greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS due_at
+SELECT q.id, first.queue, greatest(q.run_at, timestamptz '0001-01-01 00:00:00Z') AS due_at
 FROM (
     (SELECT queue, at, ids FROM callq.call_segments
      WHERE at <= coalesce((SELECT at FROM (SELECT at FROM callq.call_segments LIMIT 10000) s ORDER BY at LIMIT 1 OFFSET 29), 'infinity')
@@ -105,8 +106,8 @@ FROM (
     (SELECT queue, at, ids FROM callq.call_inbox WHERE calls > 0 AND at <= (SELECT clock_timestamp()) ORDER BY at LIMIT 30)
 ) first
 CROSS JOIN LATERAL unnest(first.ids[:1000]) AS i (id)
-JOIN public.call_queue q ON q.id = i.id
-WHERE q.status IN ('new', 'error') AND coalesce(q.run_at, q.created_at) <= clock_timestamp()
+JOIN callq.call_effective q ON q.id = i.id
+WHERE q.status IN ('new', 'error') AND q.run_at <= clock_timestamp()
 ORDER BY due_at, q.id
 LIMIT 1`
 
@@ -172,7 +173,7 @@ FROM (
 GROUP BY key HAVING count(*) > 1
 ORDER BY key`
 
-// Level says how bad a finding is.
+// Level describes how bad a finding is.
 type Level string
 
 // The levels. Only a problem needs action.
@@ -246,8 +247,8 @@ func (s *Status) Problems() []Finding {
 	return list
 }
 
-// addWaiting adds what waits and nobody takes, most calls first: tasks without a worker, and queues that are not in force.
-// Calls that are not yet due count too: nobody would notice until they are.
+// addWaiting adds what waits for no worker, most calls first: tasks without a worker, and queues that are not in force.
+// Calls that are not yet due count too, so that you notice before they are.
 func (s *Status) addWaiting(list *findings) {
 	queues := slices.Clone(s.Queues)
 	slices.SortStableFunc(queues, func(a, b Queue) int { return cmp.Compare(b.Waiting, a.Waiting) })
@@ -260,13 +261,13 @@ func (s *Status) addWaiting(list *findings) {
 			fix = "callq work"
 		}
 		list.add(Finding{Check: "tasks", Level: Problem, Task: t.Task, Fix: fix},
-			"%s: %d calls wait in queue %s", nobody(t.Task, t.Label), t.Waiting, Printable(Short(t.Queue)))
+			"%s: %s waiting in queue %s", nobody(t.Task, t.Label), words.Count(t.Waiting, "call"), Printable(Short(t.Queue)))
 	}
 	const add = "add it under queues in the configuration, and send the processes SIGHUP"
 	for _, q := range queues {
 		if !q.Configured && q.Waiting > 0 {
 			list.add(Finding{Check: "queues", Level: Problem, Queue: q.Name, Fix: add},
-				"%d calls wait in queue %s, which is not in force", q.Waiting, Short(q.Name))
+				"%s waiting in queue %s, which is not in force", words.Count(q.Waiting, "call"), Short(q.Name))
 		}
 	}
 }

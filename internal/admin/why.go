@@ -124,17 +124,14 @@ func (c *circumstances) waits() bool {
 // A call that no flow and no row of the inbox names is never claimed.
 const inFlowSQL = `
 SELECT true AS found
-FROM public.call_queue q
-CROSS JOIN LATERAL (
-    SELECT coalesce(q.queue, 'default') AS queue, coalesce(q.key, '') AS key, callq.priority(q.priority) AS priority, coalesce(q.task, 'http') AS task
-) c
+FROM callq.call_effective q
 WHERE q.id = $1 AND (
     EXISTS (
         SELECT FROM callq.call_flows l
         JOIN callq.call_segments s ON s.queue = l.queue AND s.key = l.key AND s.priority = l.priority AND s.task = l.task AND s.seq >= l.head
-        WHERE l.queue = c.queue AND l.key = c.key AND l.priority = c.priority AND l.task = c.task
+        WHERE l.queue = q.queue AND l.key = q.key AND l.priority = callq.priority(q.priority) AND l.task = q.task
           AND array_position(s.ids, q.id) > CASE s.seq WHEN l.head THEN l.consumed ELSE 0 END)
-    OR EXISTS (SELECT FROM callq.call_inbox n WHERE n.queue = c.queue AND q.id = ANY (n.ids)))`
+    OR EXISTS (SELECT FROM callq.call_inbox n WHERE n.queue = q.queue AND q.id = ANY (n.ids)))`
 
 const openSQL = `
 SELECT attempt, handed_at, start_by, started_at, deadline, pool, worker,
@@ -202,6 +199,8 @@ func (c *circumstances) explainDispatched() {
 		c.add("running", o.Deadline, "%s", c.runs())
 	case o.Takers == 0:
 		c.add("no_worker", nil, "it was handed to the workers %s, and none of them is alive: run `callq serve` or `callq work`", o.Pool)
+	case o.Worker != nil:
+		c.add("in_run", &o.StartBy, "it is in a run of %s, and waits for its turn; else it goes back", *o.Worker)
 	default:
 		what := "one of them to start it"
 		if c.Slots > 0 && c.Running >= c.Slots {
@@ -307,8 +306,8 @@ func (c *circumstances) explainLimit(l Limit) {
 	default:
 		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d",
 			whose, l.Occupied, l.InAll(), l.Rate, units)
-		if l.OpensAt != nil {
-			text += "; " + nextUnit(*l.OpensAt, c.now)
+		if l.nextIfOpen != nil {
+			text += "; " + nextUnit(*l.nextIfOpen, c.now)
 		}
 		if l.Missing > 0 {
 			text += "; besides there are " + l.missingText()

@@ -13,7 +13,7 @@ func TestReasons(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
 	later, before := now.Add(time.Hour), now.Add(-time.Minute)
-	full := Limit{Name: "api", Rate: "5 per 1m", Units: 5, Window: time.Minute, LimitUse: LimitUse{State: "open", Occupied: 5}}
+	full := Limit{Name: "api", Rate: "5 per 1m", Units: 5, Window: time.Minute, LimitState: LimitState{State: "open", Occupied: 5}}
 	for _, test := range []struct {
 		name   string
 		change func(*circumstances)
@@ -48,32 +48,32 @@ func TestReasons(t *testing.T) {
 			c.pauses = []Pause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "owes", By: "ann"}}
 		}, []string{"paused: limit api, key k, is paused until 2026-11-21 10:00:00Z: owes (by ann)"}},
 		{"a paused limit", func(c *circumstances) {
-			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "paused: incident", ShutUntil: &later}}}
+			c.limits = []Limit{{Name: "api", LimitState: LimitState{State: "paused: incident", ShutUntil: &later}}}
 		}, []string{"paused: limit api is paused: incident until 2026-11-21 10:00:00Z"}},
 		{"a limit that the API closed", func(c *circumstances) {
-			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "refused: the API answered call 5: 429", ShutUntil: &later}}}
+			c.limits = []Limit{{Name: "api", LimitState: LimitState{State: "refused: the API answered call 5: 429", ShutUntil: &later}}}
 		}, []string{"refused: limit api is refused: the API answered call 5: 429 until 2026-11-21 10:00:00Z"}},
 		{"a key that the API closed", func(c *circumstances) {
 			c.pauses = []Pause{{What: "limit", Name: "api", Key: "k", Until: &later, Reason: "429", By: "w", Refused: true}}
 		}, []string{"refused: limit api, key k, is closed until 2026-11-21 10:00:00Z: 429"}},
 		{"a limit that is probed", func(c *circumstances) {
-			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "probed: one call goes before the others", ShutUntil: &later}}}
+			c.limits = []Limit{{Name: "api", LimitState: LimitState{State: "probed: one call goes before the others", ShutUntil: &later}}}
 		}, []string{"refused: limit api is probed"}},
 		{"a shut limit", func(c *circumstances) {
-			c.limits = []Limit{{Name: "api", LimitUse: LimitUse{State: "shut: counting its usage"}}}
+			c.limits = []Limit{{Name: "api", LimitState: LimitState{State: "shut: counting its usage"}}}
 		}, []string{"limit_shut: limit api is shut: counting its usage"}},
 		{"a limit that is gone", func(c *circumstances) { c.Limits = []string{"api"} }, []string{"no_limit: queue pay names limit api, which is gone"}},
 		{"a full limit", func(c *circumstances) {
 			l := full
-			l.OpensAt = &later
+			l.OpensAt, l.nextIfOpen = &later, &later
 			c.limits = []Limit{l}
 		}, []string{"limit_full: limit api is full: 5 of 5 units (5 per 1m) are occupied, and it takes 1; next unit in 60 min, at about 2026-11-21 10:00:00Z"}},
 		{"a limit full for a cost", func(c *circumstances) {
 			c.call.Cost = 3
 			l := full
-			l.CountCost, l.PerKey, l.Occupied, l.Room = true, true, 3, 2
+			l.CountCost, l.PerKey, l.Occupied, l.Room, l.nextIfOpen = true, true, 3, 2, &later
 			c.limits = []Limit{l}
-		}, []string{"limit_full: limit api, key k, is full: 3 of 5 units (5 per 1m) are occupied, and it takes 3"}},
+		}, []string{"limit_full: limit api, key k, is full: 3 of 5 units (5 per 1m) are occupied, and it takes 3; next unit in 60 min"}},
 		{"a cost above what was set", func(c *circumstances) {
 			c.call.Cost = 8
 			l := full
@@ -87,7 +87,7 @@ func TestReasons(t *testing.T) {
 			c.limits = []Limit{l}
 		}, []string{"next: "}},
 		{"a full concurrency", func(c *circumstances) {
-			c.limits = []Limit{{Name: "sockets", Units: 2, LimitUse: LimitUse{State: "open", Occupied: 2}}}
+			c.limits = []Limit{{Name: "sockets", Units: 2, LimitState: LimitState{State: "open", Occupied: 2}}}
 		}, []string{"limit_full: 2 of 2 run"}},
 		{"no worker for the task", func(c *circumstances) { c.Fit = 0 }, []string{"no_worker: no live worker handles task sms"}},
 		{"no worker with the label", func(c *circumstances) {
@@ -100,7 +100,14 @@ func TestReasons(t *testing.T) {
 			c.pauses = []Pause{{What: "queue", Name: "pay"}}
 		}, []string{"not_due: ", "paused: ", "limit_full: ", "no_worker: ", "no_dispatcher: "}},
 
-		{"handed over", func(c *circumstances) { c.dispatched(2) }, []string{"handed_over: handed to the workers http 1m0s ago, and waits"}},
+		{"handed over", func(c *circumstances) {
+			c.dispatched(2)
+			c.open.Worker = nil
+		}, []string{"handed_over: handed to the workers http 1m0s ago, and waits"}},
+		{"in a run", func(c *circumstances) {
+			c.dispatched(2)
+			c.open.Worker = new("w1")
+		}, []string{"in_run: it is in a run of w1, and waits for its turn"}},
 		{"handed over to nobody", func(c *circumstances) { c.dispatched(0) }, []string{"no_worker: none of them is alive"}},
 		{"running", func(c *circumstances) {
 			c.dispatched(1)

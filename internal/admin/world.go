@@ -57,27 +57,22 @@ LEFT JOIN recent r ON r.queue = q.name
 ORDER BY q.name`
 
 // sharing returns a queue and those that share limits with it, directly or through others; none: it is not in force.
-func sharing(all []worldQueue, name string) (found []worldQueue) {
-	limits, taken := map[string]bool{}, make([]bool, len(all))
-	for again := true; again; {
-		again = false
-		for i, q := range all {
-			shares := q.Name == name || slices.ContainsFunc(q.Limits, func(l string) bool { return limits[l] })
-			if taken[i] || !shares {
-				continue
-			}
-			taken[i], again = true, true
-			for _, l := range q.Limits {
-				limits[l] = true
+func sharing(all []worldQueue, name string) []worldQueue {
+	limits := map[string]bool{}
+	shares := func(q worldQueue) bool {
+		return q.Name == name || slices.ContainsFunc(q.Limits, func(l string) bool { return limits[l] })
+	}
+	for known := -1; known < len(limits); {
+		known = len(limits)
+		for _, q := range all {
+			if shares(q) {
+				for _, l := range q.Limits {
+					limits[l] = true
+				}
 			}
 		}
 	}
-	for i, q := range all {
-		if taken[i] {
-			found = append(found, q)
-		}
-	}
-	return found
+	return slices.DeleteFunc(slices.Clone(all), func(q worldQueue) bool { return !shares(q) })
 }
 
 // outlook reads the world of these queues, of all that are in force. call is the one that is asked about; nil: all are.
@@ -124,14 +119,14 @@ type costOf struct {
 
 // What calls cost on average, by some of those that wait.
 const costsSQL = `
-SELECT i.queue, avg(greatest(coalesce(c.cost, 1), 1))::float8 AS cost
+SELECT i.queue, avg(greatest(c.cost, 1))::float8 AS cost
 FROM unnest($1::text[]) AS n (name)
 CROSS JOIN LATERAL (
     (SELECT n.name AS queue, unnest(ids[1:20]) AS id FROM callq.call_segments WHERE queue = n.name LIMIT 400)
     UNION ALL
     (SELECT n.name, unnest(ids[1:20]) FROM callq.call_inbox WHERE queue = n.name AND calls > 0 LIMIT 400)
 ) i
-JOIN public.call_queue c ON c.id = i.id
+JOIN callq.call_effective c ON c.id = i.id
 WHERE EXISTS (SELECT FROM callq.call_queues q JOIN callq.call_limits l ON l.name = ANY(q.limits) WHERE q.name = n.name AND l.count_cost)
 GROUP BY i.queue`
 
@@ -176,7 +171,7 @@ func (o *outlook) addQueue(q worldQueue, cost float64) {
 func (o *outlook) addLimit(l Limit) {
 	world := forecast.Limit{
 		Name: l.Name, Rate: limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}, PerKey: l.PerKey, CountCost: l.CountCost,
-		State: forecast.State{Units: float64(l.rate().Units), Room: float64(l.free)},
+		State: forecast.State{Units: float64(l.rate().Units), Room: float64(l.roomIfOpen)},
 	}
 	if l.State != "open" && l.ShutUntil != nil {
 		world.Opens = l.ShutUntil.Sub(o.Now)
@@ -187,10 +182,10 @@ func (o *outlook) addLimit(l Limit) {
 			holds = max(holds, o.Queues[i].Holds)
 		}
 	}
-	for _, c := range l.occupied {
+	for _, c := range l.used.Use.Charges {
 		at := c.Until.Add(holds)
 		if l.Window > 0 {
-			at = l.rate().Passed(c.Until, 0)
+			at = l.rate().Passed(c.Until, l.used.Gained)
 		}
 		world.Frees = append(world.Frees, forecast.Free{At: max(0, at.Sub(o.Now)), Units: float64(c.Units)})
 	}
@@ -360,7 +355,7 @@ func (o *outlook) addKeys(r *reader, queues []string, call *callqueue.Record) {
 	}
 	for i, q := range o.queues {
 		for _, l := range o.limits {
-			if l.Window == 0 && q.Seconds == nil && slices.Contains(q.Limits, l.Name) && o.waits[q.Name] > l.free {
+			if l.Window == 0 && q.Seconds == nil && slices.Contains(q.Limits, l.Name) && o.waits[q.Name] > l.roomIfOpen {
 				o.never[q.Name] = "no call of queue " + q.Name + " ended within a day"
 			}
 		}
@@ -396,14 +391,10 @@ func (o *outlook) apart(r *reader) map[string]*keyApart {
 		for key := range l.Overrides {
 			of(key)
 		}
-		from := l.rate().Since(r.now, 0)
-		if l.Shape.Algorithm == limit.TokenBucket { // what came in since fills it
-			from = r.now.Add(-time.Duration(float64(l.Shape.Burst) / float64(l.Units) * float64(l.rate().Span())))
-		}
-		names, since = append(names, l.Name), append(since, from)
+		names, since = append(names, l.Name), append(since, l.rate().RecentSince(r.now, l.used.Gained))
 	}
 	if len(names) > 0 {
-		for _, u := range list[usage](r, "read what keys use", keyUsageSQL, names, since) {
+		for _, u := range list[keyUsed](r, "read what keys use", keyUsageSQL, names, since) {
 			of(u.Key).used[u.Name] = u.Units
 		}
 	}
@@ -413,15 +404,26 @@ func (o *outlook) apart(r *reader) map[string]*keyApart {
 	return keys
 }
 
+// keyUsed is what a key has used of a limit.
+type keyUsed struct {
+	Name  string `db:"name"`
+	Key   string `db:"key"`
+	Units int64  `db:"units"`
+}
+
 const keyUsageSQL = `
-WITH asked AS (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since))
-SELECT name, key, sum(used)::bigint AS units, 0::bigint AS former, 0::bigint AS in_doubt, NULL::timestamptz AS freed_at, NULL::timestamptz[] AS until, NULL::bigint[] AS costs
+WITH asked AS (
+    SELECT l.*, a.since FROM unnest($1::text[], $2::timestamptz[]) AS a (name, since) JOIN callq.call_limits l USING (name)
+)
+SELECT name, key, sum(used)::bigint AS units
 FROM (
-    SELECT name, key, used FROM asked JOIN callq.call_usage u ON u.limit_name = name AND u.bucket > since
+    SELECT a.name, u.key, u.used FROM asked a JOIN callq.call_usage u ON u.limit_name = a.name AND u.bucket > a.since
     UNION ALL
-    SELECT u.name, u.key, u.cost
-    FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
-    WHERE u.name IN (SELECT name FROM asked)
+    SELECT a.name, u.key, u.cost
+    FROM callq.call_open o
+    CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+    JOIN asked a ON a.name = u.name
+    WHERE callq.occupied_until(o.task, o.epoch, o.started_at, o.send_within, o.acked_at, o.overtaken_at, a.anchor, a.epoch, a.slack, a.proof) > a.since
 ) b
 GROUP BY name, key
 ORDER BY units DESC

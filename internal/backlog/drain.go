@@ -65,137 +65,110 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, since, now
 
 // drainSQL files the calls of due inbox rows into segments of their flows.
 const drainSQL = `
-WITH ` + drainDue + drainConsumed + drainRanked + drainSegments + drainPlaced + drainFiled + drainEntered + `
-SELECT inbox, wakes, onward, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END
-FROM consumed`
-
-// The steps of drainSQL.
-const (
-	// due removes whole inbox rows, found through call_inbox_due_idx, until they have flows or calls enough.
-	drainDue = `due AS MATERIALIZED (
+-- Whole rows, through call_inbox_due_idx, until they have flows or calls enough.
+WITH due AS MATERIALIZED (
     DELETE FROM callq.call_inbox
     WHERE ctid = ANY (ARRAY(
         SELECT ctid
         FROM (
-            SELECT ctid, sum(calls) OVER until - calls AS before, sum(flows) OVER until - flows AS flows_before
-            FROM (
-                SELECT ctid, at, calls, CASE WHEN keys IS NULL THEN 1 ELSE calls END AS flows FROM callq.call_inbox
-                WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
-                ORDER BY at
-                LIMIT @rows
-            ) first
-            WINDOW until AS (ORDER BY at, ctid)
+            SELECT ctid, sum(calls) OVER before AS calls, sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END) OVER before AS flows
+            FROM callq.call_inbox
+            WHERE queue = @queue AND at >= coalesce(@since::timestamptz, '-infinity') AND at <= @now
+            WINDOW before AS (ORDER BY at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+            ORDER BY at
+            LIMIT @rows
         ) counted
-        WHERE before < @calls::bigint AND flows_before < @rows))
+        WHERE coalesce(calls, 0) < @calls::bigint AND coalesce(flows, 0) < @rows))
     RETURNING at, task, key, priority, calls, ids, keys, again, all_keys
-), `
-
-	// consumed sums the rows up: the keys to wake, and whether nothing else was due.
-	drainConsumed = `consumed AS MATERIALIZED (
+),
+-- What waits again, and was due before the flow's first call, goes to the front: it was claimed, and not sent.
+ranked AS MATERIALIZED (
+    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, d.keys, coalesce(f.front, false) AS front
+    FROM due d
+    LEFT JOIN LATERAL (
+        SELECT (d.at, d.ids[1]) < (q.run_at, q.id) AS front
+        FROM (
+            SELECT head, consumed FROM callq.call_flows
+            WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
+        ) l
+        CROSS JOIN LATERAL (SELECT id FROM callq.unconsumed(@queue, d.key, d.priority, d.task, l.head, l.consumed) LIMIT 1) e
+        CROSS JOIN LATERAL (SELECT id, run_at FROM callq.call_effective WHERE id = e.id OFFSET 0) q
+    ) f ON true
+    WHERE d.ids IS NOT NULL
+),
+-- The calls of small rows, in segments of 256.
+called AS (
+    SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS segment
+    FROM (
+        SELECT coalesce(i.key, r.key) AS key, r.priority, r.task, r.front AND r.keys IS NULL AS front, r.at, i.id
+        FROM ranked r CROSS JOIN LATERAL unnest(r.ids, r.keys) AS i (id, key)
+        WHERE r.keys IS NOT NULL OR r.calls < 256
+    ) each
+),
+-- A row of 256 calls or more is cut as it is: to sort each call would cost more than all the rest.
+segments AS (
+    SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids
+    FROM called
+    GROUP BY key, priority, task, front, segment
+    UNION ALL
+    SELECT key, priority, task, front, at, ids[first:first + 255]
+    FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
+    WHERE keys IS NULL AND calls >= 256
+),
+-- Segments have numbers before their flow's head, or behind its tail.
+placed AS MATERIALIZED (
+    SELECT s.*, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
+        CASE WHEN s.front THEN l.head - 1 - count(*) OVER side ELSE coalesce(l.tail, 0) END + row_number() OVER (side ORDER BY s.at, s.ids[1]) AS seq
+    FROM segments s
+    LEFT JOIN LATERAL (
+        SELECT head, consumed, tail FROM callq.call_flows
+        WHERE queue = @queue AND key = s.key AND priority = s.priority AND task = s.task OFFSET 0
+    ) l ON true
+    WINDOW side AS (PARTITION BY s.key, s.priority, s.task, s.front)
+),
+filed AS (
+    INSERT INTO callq.call_segments (queue, key, priority, task, seq, at, ids)
+    SELECT @queue, key, priority, task, seq, at, ids FROM placed
+),
+-- A head that no longer is the first loses what was consumed of it.
+cut AS (
+    UPDATE callq.call_segments w
+    SET ids = w.ids[f.consumed + 1:]
+    FROM (
+        SELECT c.ctid AS place, p.consumed
+        FROM placed p
+        CROSS JOIN LATERAL (
+            SELECT ctid FROM callq.call_segments
+            WHERE queue = @queue AND key = p.key AND priority = p.priority AND task = p.task AND seq = p.head OFFSET 0
+        ) c
+        WHERE p.front AND p.seq = p.head - 1 AND p.consumed > 0
+    ) f
+    WHERE w.ctid = f.place
+),
+-- A new flow is parked as long as those of its key that it may not pass.
+entered AS (
+    INSERT INTO callq.call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
+    SELECT @queue, p.key, p.priority, p.task, sum(cardinality(p.ids)),
+        least(p.head, min(p.seq)), CASE WHEN bool_or(p.front) THEN 0 ELSE p.consumed END, greatest(p.tail, max(p.seq)),
+        (SELECT max(wake_at) FROM (
+            SELECT wake_at FROM callq.call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
+        ) of_key)
+    FROM placed p
+    GROUP BY p.key, p.priority, p.task, p.head, p.consumed, p.tail
+    ON CONFLICT (queue, key, priority, task) DO UPDATE
+    SET calls = l.calls + excluded.calls, head = excluded.head, consumed = excluded.consumed, tail = excluded.tail
+),
+-- Which keys to wake, and whether nothing else was due.
+consumed AS (
     SELECT count(*) AS inbox, max(at) AS last,
         coalesce(array_agg(key) FILTER (WHERE ids IS NULL AND NOT all_keys), '{}') AS wakes,
         min(key) FILTER (WHERE all_keys) AS onward,
         coalesce(sum(CASE WHEN keys IS NULL THEN 1 ELSE calls END), 0) < @rows
             AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
-), `
-
-	// ranked decides which calls go to the front of their flow: those that wait again, and were due before the flow's
-	// first call (they were claimed, and not sent).
-	drainRanked = `ranked AS MATERIALIZED (
-    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, d.keys, coalesce(f.front, false) AS front
-    FROM due d
-    LEFT JOIN LATERAL (
-        SELECT (d.at, d.ids[1]) < (coalesce(q.run_at, q.created_at), q.id) AS front
-        FROM (
-            SELECT key, priority, task, head, consumed FROM callq.call_flows
-            WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
-        ) flow
-        CROSS JOIN LATERAL (
-            ` + unconsumedSQL + `
-            LIMIT 1
-        ) e
-        CROSS JOIN LATERAL (SELECT id, run_at, created_at FROM public.call_queue WHERE id = e.id OFFSET 0) q
-    ) f ON true
-    WHERE d.ids IS NOT NULL
-), `
-
-	// segments cuts the calls into segments of 256. Rows of 256 calls or more are cut as they are: to sort each call would
-	// cost more than all the rest.
-	drainSegments = `called AS (
-    SELECT *, (row_number() OVER (PARTITION BY key, priority, task, front ORDER BY at, id) - 1) / 256 AS segment
-    FROM (
-        SELECT r.key, r.priority, r.task, r.front, r.at, i.id
-        FROM ranked r CROSS JOIN LATERAL unnest(r.ids) AS i (id)
-        WHERE r.keys IS NULL AND r.calls < 256
-        UNION ALL
-        SELECT i.key, r.priority, r.task, false, r.at, i.id
-        FROM ranked r CROSS JOIN LATERAL unnest(r.ids, r.keys) AS i (id, key)
-        WHERE r.keys IS NOT NULL
-    ) each
-), segments AS (
-    SELECT *, row_number() OVER flow - 1 AS segment, count(*) OVER (PARTITION BY key, priority, task, front) AS of
-    FROM (
-        SELECT key, priority, task, front, min(at) AS at, array_agg(id ORDER BY at, id) AS ids
-        FROM called
-        GROUP BY key, priority, task, front, segment
-        UNION ALL
-        SELECT key, priority, task, front, at, ids[first:first + 255]
-        FROM ranked CROSS JOIN LATERAL generate_series(1, calls, 256) AS s (first)
-        WHERE keys IS NULL AND calls >= 256
-    ) c
-    WINDOW flow AS (PARTITION BY key, priority, task, front ORDER BY at, ids[1])
-), `
-
-	// placed numbers the segments: before the flow's head, or behind its tail.
-	drainPlaced = `placed AS MATERIALIZED (
-    SELECT c.key, c.priority, c.task, c.front, c.at, c.ids,
-        coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
-        CASE WHEN c.front THEN l.head - c.of + c.segment ELSE coalesce(l.tail, 0) + 1 + c.segment END AS seq
-    FROM segments c
-    LEFT JOIN LATERAL (
-        SELECT head, consumed, tail FROM callq.call_flows
-        WHERE queue = @queue AND key = c.key AND priority = c.priority AND task = c.task OFFSET 0
-    ) l ON true
-), `
-
-	// filed inserts the segments. cut removes what is consumed from a head that no longer is the first.
-	drainFiled = `filed AS (
-    INSERT INTO callq.call_segments (queue, key, priority, task, seq, at, ids)
-    SELECT @queue, key, priority, task, seq, at, ids FROM placed
-), cut AS (
-    UPDATE callq.call_segments w
-    SET ids = w.ids[f.consumed + 1:]
-    FROM (
-        SELECT c.ctid AS place, p.consumed
-        FROM (SELECT DISTINCT key, priority, task, head, consumed FROM placed WHERE front AND consumed > 0) p
-        CROSS JOIN LATERAL (
-            SELECT ctid FROM callq.call_segments
-            WHERE queue = @queue AND key = p.key AND priority = p.priority AND task = p.task AND seq = p.head
-            OFFSET 0
-        ) c
-    ) f
-    WHERE w.ctid = f.place
-), `
-
-	// entered updates the flows. A new one is parked as long as those of its key that it may not pass.
-	drainEntered = `entered AS (
-    INSERT INTO callq.call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
-    SELECT @queue, p.key, p.priority, p.task, p.calls,
-        coalesce(p.first, p.head), CASE WHEN p.first IS NULL THEN p.consumed ELSE 0 END, coalesce(p.last, p.tail),
-        (SELECT max(wake_at) FROM (
-            SELECT wake_at FROM callq.call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
-        ) of_key)
-    FROM (
-        SELECT key, priority, task, head, consumed, tail, sum(cardinality(ids)) AS calls,
-            min(seq) FILTER (WHERE front) AS first, max(seq) FILTER (WHERE NOT front) AS last
-        FROM placed
-        GROUP BY key, priority, task, head, consumed, tail
-    ) p
-    ON CONFLICT (queue, key, priority, task) DO UPDATE
-    SET calls = l.calls + excluded.calls, head = excluded.head, consumed = excluded.consumed, tail = excluded.tail
-)`
 )
+SELECT inbox, wakes, onward, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END
+FROM consumed`
 
 // wakeSQL wakes all flows of some keys, and of those whose time comes first, within a span: one that was parked sooner must not
 // pass one of a lower priority number.

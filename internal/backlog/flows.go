@@ -4,7 +4,7 @@
 // write what is inserted, or waits again, to the inbox in the same transaction; the queue's next claim drains it into the flows
 // once it is due. A claim walks the flows key by key, and parks those of a key that no limit has room for.
 //
-// The backlog only says where to look: whether a call waits, its own row says. So a call may be in it twice, or long after it
+// The backlog only finds calls: whether one waits, its own row decides. So a call may be in it twice, or long after it
 // was cancelled; but a call that waits must be in a flow or in the inbox. Everything here but WakeAll needs the lock of the
 // queue's row.
 package backlog
@@ -43,28 +43,32 @@ func Walk(b *pgx.Batch, flows *[]Flow, queue, after string, tasks []string, max 
 	})
 }
 
+// walkSQL goes through call_flows_active_idx, task by task.
 const walkSQL = `
-(` + walkFrom + ` > $2 ` + walkTo + `)
-UNION ALL
-(` + walkFrom + ` <= $2 ` + walkTo + `)
-LIMIT $4`
-
-// Through call_flows_active_idx, task by task.
-const (
-	walkFrom = `SELECT l.*
+(SELECT l.*
  FROM unnest($3::text[]) AS t (task)
  CROSS JOIN LATERAL (
     SELECT key, priority, task, calls, head, consumed
     FROM callq.call_flows
-    WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key`
-
-	walkTo = `
+    WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key > $2
     ORDER BY key, priority
     LIMIT $4
  ) l
  ORDER BY l.key, l.priority, l.task
- LIMIT $4`
-)
+ LIMIT $4)
+UNION ALL
+(SELECT l.*
+ FROM unnest($3::text[]) AS t (task)
+ CROSS JOIN LATERAL (
+    SELECT key, priority, task, calls, head, consumed
+    FROM callq.call_flows
+    WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key <= $2
+    ORDER BY key, priority
+    LIMIT $4
+ ) l
+ ORDER BY l.key, l.priority, l.task
+ LIMIT $4)
+LIMIT $4`
 
 // Ask is how many calls are wanted of a flow.
 type Ask struct {
@@ -133,19 +137,27 @@ func skip(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask, f
 	return ended, nil
 }
 
-const skipSQL = entriesSQL + `
+const skipSQL = `
+WITH entries AS MATERIALIZED (
+    SELECT flow.n - 1 AS ask, e.seq, e.place::int AS place, e.id
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @wants::bigint[])
+        WITH ORDINALITY AS flow (key, priority, task, head, consumed, want, n)
+    CROSS JOIN LATERAL (
+        SELECT * FROM callq.unconsumed(@queue, flow.key, flow.priority, flow.task, flow.head, flow.consumed) LIMIT flow.want
+    ) e
+)
 SELECT ask, seq, place, id
 FROM (
     SELECT e.ask, e.seq, e.place, e.id, bool_or(q.id IS NOT NULL) OVER (PARTITION BY e.ask ORDER BY e.seq, e.place) AS waits
     FROM entries e
     LEFT JOIN LATERAL (
-        SELECT id FROM public.call_queue WHERE id = e.id AND status IN ('new', 'error') AND coalesce(run_at, created_at) <= @now OFFSET 0
+        SELECT id FROM callq.call_effective WHERE id = e.id AND status IN ('new', 'error') AND run_at <= @now OFFSET 0
     ) q ON true
 ) e
 WHERE NOT waits
 ORDER BY ask, seq, place`
 
-// entries runs a statement that begins with entriesSQL.
+// entries runs a statement that reads the calls of asks.
 func entries(ctx context.Context, tx DB, sql, queue string, now time.Time, asks []Ask) ([]Call, error) {
 	args := flowArgs(queue, column(asks, func(a Ask) Flow { return a.Flow }))
 	args["now"], args["wants"] = now, column(asks, func(a Ask) int64 { return a.Want })
@@ -153,32 +165,18 @@ func entries(ctx context.Context, tx DB, sql, queue string, now time.Time, asks 
 	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[Call])
 }
 
-// unconsumedSQL is the entries of a flow, in their order. It reads segments through their primary key, and with a LIMIT behind it
-// no more than it needs: nothing is sorted in between (TestPlans).
-const unconsumedSQL = `SELECT w.seq, i.place, i.id
-            FROM (
-                SELECT seq, ids FROM callq.call_segments
-                WHERE queue = @queue AND key = flow.key AND priority = flow.priority AND task = flow.task AND seq >= flow.head
-                ORDER BY seq
-            ) w
-            CROSS JOIN LATERAL unnest(w.ids) WITH ORDINALITY AS i (id, place)
-            WHERE w.seq > flow.head OR i.place > flow.consumed`
-
-const entriesSQL = `
+// A call that moved to another flow has an entry there too.
+const firstSQL = `
 WITH entries AS MATERIALIZED (
     SELECT flow.n - 1 AS ask, e.seq, e.place::int AS place, e.id, flow.key, flow.priority, flow.task
     FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @wants::bigint[])
         WITH ORDINALITY AS flow (key, priority, task, head, consumed, want, n)
     CROSS JOIN LATERAL (
-            ` + unconsumedSQL + `
-            LIMIT flow.want
+        SELECT * FROM callq.unconsumed(@queue, flow.key, flow.priority, flow.task, flow.head, flow.consumed) LIMIT flow.want
     ) e
-)`
-
-// A call that moved to another flow has an entry there too.
-const firstSQL = entriesSQL + `
+)
 SELECT e.ask, e.seq, e.place, e.id, q.id IS NOT NULL AS waits, coalesce(q.cost, 1) AS cost,
-    greatest(coalesce(q.run_at, q.created_at), timestamptz '0001-01-01 00:00:00Z') AS ready_at,
+    greatest(q.run_at, timestamptz '0001-01-01 00:00:00Z') AS ready_at,
     CASE
     WHEN q.expires_at <= @now THEN 'expired: not sent by ' || q.expires_at
     WHEN q.priority <> callq.priority(q.priority) THEN 'priority ' || q.priority || ' is not within 0 to 9'
@@ -187,12 +185,11 @@ SELECT e.ask, e.seq, e.place, e.id, q.id IS NOT NULL AS waits, coalesce(q.cost, 
     END AS refusal
 FROM entries e
 LEFT JOIN LATERAL (
-    SELECT * FROM public.call_queue c
+    SELECT * FROM callq.call_effective c
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
-      AND coalesce(c.run_at, c.created_at) <= @now
-      AND coalesce(c.queue, 'default') = @queue AND coalesce(c.key, '') = e.key
-      AND callq.priority(c.priority) = e.priority AND coalesce(c.task, 'http') = e.task
+      AND c.run_at <= @now
+      AND c.queue = @queue AND c.key = e.key AND callq.priority(c.priority) = e.priority AND c.task = e.task
     FOR UPDATE SKIP LOCKED
 ) q ON true
 ORDER BY e.ask, e.seq, e.place`
@@ -207,9 +204,8 @@ func Requeue(b *pgx.Batch, ids []int64, after time.Duration) {
 // The clock may have been set back since a call was due.
 const requeueSQL = `
 INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-SELECT coalesce(queue, 'default'), greatest(coalesce(run_at, created_at), clock_timestamp() + $2::interval),
-    coalesce(task, 'http'), coalesce(key, ''), callq.priority(priority), 1, ARRAY[id]
-FROM public.call_queue
+SELECT queue, greatest(run_at, clock_timestamp() + $2::interval), task, key, callq.priority(priority), 1, ARRAY[id]
+FROM callq.call_effective
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`
 
 // Parked is a key that has no room before until, from a priority on.
@@ -230,7 +226,7 @@ func Park(b *pgx.Batch, queue string, now time.Time, parked []Parked) {
 }
 
 // Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows of
-// the queue, on a plan that was made while there were few. Under the lock of the queue, nobody moves a row meanwhile.
+// the queue, on a plan that was made while there were few. Under the lock of the queue, no row moves meanwhile.
 const parkSQL = `
 UPDATE callq.call_flows l
 SET wake_at = f.until

@@ -15,17 +15,16 @@ import (
 //callq:guarantee 9
 func TestPlans(t *testing.T) {
 	t.Parallel()
-	const key = "call_flows_pkey key"
 	pgtest.CheckPlans(t, ledger.Settings(), fillSQL, []string{"call_queues"}, map[string]pgtest.Planned{
-		"drain":   {SQL: drainSQL, Uses: []string{"call_inbox_due_idx at", key, "call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_inbox_due_idx"},
-		"wake":    {SQL: wakeSQL, Uses: []string{"call_flows_wake_idx wake_at", key}, Ordered: "call_flows_wake_idx"},
-		"onward":  {SQL: wakeOnwardSQL, Uses: []string{key}},
-		"walk":    {SQL: walkSQL, Uses: []string{"call_flows_active_idx key"}, Ordered: "call_flows_active_idx"},
-		"skip":    {SQL: skipSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
-		"first":   {SQL: firstSQL, Uses: []string{"call_segments_pkey seq", "call_queue_pkey id"}, Ordered: "call_segments_pkey"},
-		"requeue": {SQL: requeueSQL, Uses: []string{"call_queue_pkey id"}},
-		"park":    {SQL: parkSQL, Uses: []string{key}},
-		"consume": {SQL: consumeSQL, Uses: []string{key, "call_segments_pkey seq"}},
+		"drain":   {SQL: drainSQL, Ordered: "call_inbox_due_idx"},
+		"wake":    {SQL: wakeSQL, Ordered: "call_flows_wake_idx"},
+		"onward":  {SQL: wakeOnwardSQL},
+		"walk":    {SQL: walkSQL, Ordered: "call_flows_active_idx"},
+		"skip":    {SQL: skipSQL, Ordered: "call_segments_pkey"},
+		"first":   {SQL: firstSQL, Ordered: "call_segments_pkey"},
+		"requeue": {SQL: requeueSQL},
+		"park":    {SQL: parkSQL},
+		"consume": {SQL: consumeSQL},
 	})
 }
 

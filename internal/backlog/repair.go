@@ -26,7 +26,7 @@ func FindOrphans(ctx context.Context, pool schema.DB) (found Orphans, err error)
 // meanwhile is in the backlog twice, which is harmless.
 func Repair(ctx context.Context, pool schema.DB) (repaired Orphans, err error) {
 	err = whole(ctx, pool, "repair flows", func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, brokenSQL+` SELECT count(*) FROM broken`).Scan(&repaired.Flows)
+		err := tx.QueryRow(ctx, brokenSQL).Scan(&repaired.Flows)
 		if err == nil && repaired.Flows > 0 {
 			if _, err = tx.Exec(ctx, lockQueuesSQL); err == nil { // a claim may have changed them meanwhile
 				err = tx.QueryRow(ctx, dropBrokenSQL).Scan(&repaired.Flows)
@@ -63,24 +63,16 @@ SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_seqscan', '
 // notInBacklog is a condition on call_queue q.
 const notInBacklog = ` q.status IN ('new', 'error') AND NOT EXISTS (SELECT FROM callq.call_backlog i WHERE i.id = q.id)`
 
-// A flow adds up if its segments lie between its head and its tail and hold as many calls as it has. Segments without a flow
-// would be in the way of a later one's.
-const brokenSQL = `
-WITH broken AS MATERIALIZED (
-    SELECT queue, key, priority, task
-    FROM callq.call_flows l FULL JOIN callq.call_segments w USING (queue, key, priority, task)
-    GROUP BY queue, key, priority, task
-    HAVING bool_or(l.calls IS NULL OR w.seq < l.head OR w.seq > l.tail)
-        OR max(l.calls) <> coalesce(sum(cardinality(w.ids) - CASE w.seq WHEN l.head THEN l.consumed ELSE 0 END), 0)
-)`
+const brokenSQL = `SELECT count(*) FROM callq.call_broken_flows`
 
-const orphansSQL = brokenSQL + `
-SELECT (SELECT count(*) FROM public.call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM broken)`
+const orphansSQL = `
+SELECT (SELECT count(*) FROM public.call_queue q WHERE` + notInBacklog + `), (SELECT count(*) FROM callq.call_broken_flows)`
 
 // In byte order, as appliers lock them. A queue that is not in force has no row, and no claims.
 const lockQueuesSQL = `SELECT FROM callq.call_queues ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
-const dropBrokenSQL = brokenSQL + `, flows AS (
+const dropBrokenSQL = `
+WITH broken AS MATERIALIZED (SELECT queue, key, priority, task FROM callq.call_broken_flows), flows AS (
     DELETE FROM callq.call_flows l USING broken b
     WHERE (l.queue, l.key, l.priority, l.task) = (b.queue, b.key, b.priority, b.task)
 ), segments AS (
@@ -92,9 +84,8 @@ SELECT count(*) FROM broken`
 const inboxOrphansSQL = `
 WITH said AS (
     INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'),
-        coalesce(key, ''), callq.priority(priority), count(*), array_agg(id)
-    FROM public.call_queue q
+    SELECT queue, run_at, task, key, callq.priority(priority), count(*), array_agg(id)
+    FROM callq.call_effective q
     WHERE` + notInBacklog + `
     GROUP BY 1, 2, 3, 4, 5, id >> 16
     RETURNING calls

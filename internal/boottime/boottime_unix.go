@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-// Package boottime is a clock that nobody sets. It goes on while the machine is suspended, as Go's monotonic clock does
+// Package boottime is a clock that is never set. It goes on while the machine is suspended, as Go's monotonic clock does
 // not: after a night with the lid closed, Postgres's clock would seem to have been set forward by a night.
 package boottime
 

@@ -1,20 +1,16 @@
 // Package budget draws on budgets in Redis: what handlers do while they run, for calls that are not known when their own
 // call is dispatched.
 //
-// It promises, on Redis's clock and while that clock is not set forward, what a budget's algorithm says: of a token bucket
+// It promises, on Redis's clock and while that clock is not set forward, what a budget's algorithm allows: of a token bucket
 // the units granted in any span of length t are at most burst + rate x t, of windows at most their units in each. Grants come
 // in the order in which they were asked for, and several budgets are drawn on at once or not at all. Redis alone keeps the
 // state, so what it loses is forgotten: then the budget is as if it had never been used.
-//
-// A budget in shards keeps this in sum. But it has an order in each shard only, and a draw may wait although another shard has
-// units.
 package budget
 
 import (
 	"context"
 	_ "embed"
 	"errors"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -30,16 +26,12 @@ type Units struct {
 	N    int64
 }
 
-// key is where Redis keeps the budget. All keys of what stands before the first slash of a name lie in one slot of a
-// cluster, shard by shard.
-func (u Units) key(shard int64) string {
+// redisKey is where Redis keeps the budget. All keys of what stands before the first slash of a name lie in one slot of a cluster.
+func (u Units) redisKey() string {
 	group, rest, found := strings.Cut(u.Name, "/")
 	group, rest = escaped.Replace(group), escaped.Replace(rest)
 	if found {
 		rest = "/" + rest
-	}
-	if u.Rule.Shards > 1 {
-		group += "#" + strconv.FormatInt(shard, 10)
 	}
 	if u.Rule.PerKey {
 		rest += ":k:" + escaped.Replace(u.Key)
@@ -52,7 +44,7 @@ var escaped = strings.NewReplacer("%", "%25", ":", "%3A", "#", "%23", "{", "%7B"
 
 // Promised is the key of a hash in Redis: what the budget owes to attempts (see needs), which have not drawn it yet. A field is the
 // owner of a draw, a value begins with units.
-func (u Units) Promised() string { return u.key(0) + ":promised" }
+func (u Units) Promised() string { return u.redisKey() + ":promised" }
 
 // Owner is whose promises those of a call's open attempt are: several databases may share a Redis.
 func Owner(database string, call int64) string { return database + ":" + strconv.FormatInt(call, 10) }
@@ -69,7 +61,6 @@ type Grant struct {
 // Part is what one budget gave.
 type Part struct {
 	Multiplier float64 // of its rate, see Throttle; 1: the whole
-	shard      int64
 	mark       int64
 }
 
@@ -77,70 +68,46 @@ type Part struct {
 const Forever time.Duration = -1
 
 // Draw takes units of one or several budgets, all or none, if they may be used within most (Forever: whenever that is). All are
-// granted at one moment. Units promised to owner are promised no more; "": nobody's. The wait counts from when Redis answered, so
-// whoever sleeps so long from when the answer came is late rather than early. After an error the units may have been taken all
-// the same. On a cluster, several budgets must have one name up to the first slash, and as many shards.
+// granted at one moment. Units promised to owner are promised no more; "": there is no owner. The wait counts from when Redis answered, so
+// sleeping so long from when the answer came is late rather than early. After an error the units may have been taken all
+// the same. On a cluster, several budgets must have one name up to the first slash.
 func Draw(ctx context.Context, client redis.Scripter, owner string, most time.Duration, units ...Units) (Grant, error) {
-	shards := int64(1)
-	for _, u := range units {
-		shards = max(shards, u.Rule.Shards)
-	}
-	first := rand.Int64N(shards)
-	if shards == 1 {
-		return draw(ctx, client, drawScript, first, owner, most, units)
-	}
-	// Of two shards the one that is free sooner: so their queues stay alike.
-	a, err := draw(ctx, client, drawScript, first, owner, 0, units)
-	if err != nil || a.Drawn {
-		return a, err
-	}
-	wait := a.Wait
-	if most >= 0 {
-		wait = min(wait, most)
-	}
-	b, err := draw(ctx, client, drawScript, (first+1+rand.Int64N(shards-1))%shards, owner, wait, units)
-	if err != nil || b.Drawn {
-		return b, err
-	}
-	return draw(ctx, client, drawScript, first, owner, most, units)
+	return draw(ctx, client, drawScript, owner, most, units)
 }
 
 func draw(
-	ctx context.Context, client redis.Scripter, script *redis.Script, shard int64, owner string, most time.Duration, units []Units, more ...any,
+	ctx context.Context, client redis.Scripter, script *redis.Script, owner string, most time.Duration, units []Units, more ...any,
 ) (g Grant, err error) {
 	micros := int64(-1)
 	if most >= 0 {
 		micros = most.Microseconds()
 	}
-	answer, err := run(ctx, client, script, shard, micros, owner, units, more...)
+	answer, err := run(ctx, client, script, micros, owner, units, more...)
 	if err != nil {
 		return Grant{}, err
 	}
 	g.Drawn, g.Wait, g.Last = answer[0] == 1, time.Duration(answer[1])*time.Microsecond, int(answer[3]-1)
 	g.At = time.UnixMicro(answer[2]).Add(g.Wait)
 	for rest := answer[4:]; len(rest) > 1; rest = rest[2:] {
-		g.Parts = append(g.Parts, Part{Multiplier: float64(rest[0]) / 1000, shard: shard, mark: rest[1]})
+		g.Parts = append(g.Parts, Part{Multiplier: float64(rest[0]) / 1000, mark: rest[1]})
 	}
 	return g, nil
 }
 
-// Adjust takes more units than a draw did, above 0, or gives some of them back, below 0. What is taken was used: it waits for
+// Adjust takes more units than a draw did, above 0, or gives some of them back, below 0. More was used already: it waits for
 // nothing, and later draws wait for it.
 func Adjust(ctx context.Context, client redis.Scripter, u Units, drawn Part, by int64) error {
-	_, err := run(ctx, client, adjustScript, drawn.shard, by, drawn.mark, []Units{u})
+	_, err := run(ctx, client, adjustScript, by, drawn.mark, []Units{u})
 	return err
 }
 
 // Throttle halves a budget's rate, or lowers it to a sixteenth at least, once a second at most. It comes back within a minute.
 func Throttle(ctx context.Context, client redis.Scripter, u Units) (multiplier float64, err error) {
-	for shard := range max(u.Rule.Shards, 1) {
-		answer, err := run(ctx, client, throttleScript, shard, 0, "", []Units{u})
-		if err != nil {
-			return 0, err
-		}
-		multiplier = float64(answer[1]) / 1000
+	answer, err := run(ctx, client, throttleScript, 0, "", []Units{u})
+	if err != nil {
+		return 0, err
 	}
-	return multiplier, nil
+	return float64(answer[1]) / 1000, nil
 }
 
 // State is how a budget is.
@@ -152,52 +119,37 @@ type State struct {
 	Until      time.Duration // until so many may be free as were asked for, besides those
 }
 
-// Look says how budgets are. Of shards, Free and Promised are sums, and the rest is that of the worst.
-func Look(ctx context.Context, client redis.Scripter, units ...Units) ([]State, error) {
+// Peek reads the state of budgets.
+func Peek(ctx context.Context, client redis.Scripter, units ...Units) ([]State, error) {
+	answer, err := run(ctx, client, peekScript, 0, "", units)
+	if err != nil {
+		return nil, err
+	}
 	states := make([]State, len(units))
-	var now time.Time
-	shards := int64(1)
-	for _, u := range units {
-		shards = max(shards, u.Rule.Shards)
-	}
-	for shard := range shards {
-		answer, err := run(ctx, client, lookScript, shard, 0, "", units)
-		if err != nil {
-			return nil, err
-		}
-		now = time.UnixMicro(answer[0])
-		for i := range states {
-			if s, of := &states[i], answer[1+5*i:]; shard < max(units[i].Rule.Shards, 1) {
-				if shard == 0 {
-					s.Multiplier = 1
-				}
-				s.Free, s.Promised = s.Free+of[0], s.Promised+of[3]
-				s.Waiting, s.Until = max(s.Waiting, time.Duration(of[1])*time.Microsecond), max(s.Until, time.Duration(of[4])*time.Microsecond)
-				s.Multiplier = min(s.Multiplier, float64(of[2])/1000)
-			}
-		}
-	}
 	for i, u := range units {
-		if s := &states[i]; s.Promised > 0 {
-			s.Until = max(s.Until, u.Rule.backIn(now, u, s))
+		of := answer[1+5*i:]
+		s := &states[i]
+		s.Free, s.Waiting, s.Multiplier = of[0], time.Duration(of[1])*time.Microsecond, float64(of[2])/1000
+		if s.Promised, s.Until = of[3], time.Duration(of[4])*time.Microsecond; s.Promised > 0 {
+			s.Until = max(s.Until, u.Rule.backIn(time.UnixMicro(answer[0]), u, s))
 		}
 	}
 	return states, nil
 }
 
-// run runs a script. Only Redis's clock says which windows of a calendar are meant: those around this machine's are given, and
+// run runs a script. Only Redis's clock decides which windows of a calendar are meant: those around this machine's are given, and
 // others if it answers that they lie elsewhere.
 func run(
-	ctx context.Context, client redis.Scripter, script *redis.Script, shard int64, first, second any, units []Units, more ...any,
+	ctx context.Context, client redis.Scripter, script *redis.Script, first, second any, units []Units, more ...any,
 ) ([]int64, error) {
 	near, keys := make([]time.Time, len(units)), make([]string, len(units))
 	for i, u := range units {
-		near[i], keys[i] = time.Now(), u.key(shard%max(u.Rule.Shards, 1))
+		near[i], keys[i] = time.Now(), u.redisKey()
 	}
 	for range 3 * len(units) {
 		args := append(make([]any, 0, 3+5*len(units)), first, second)
 		for i, u := range units {
-			args = append(u.Rule.args(args, u.Key, shard%max(u.Rule.Shards, 1), near[i]), u.N)
+			args = append(u.Rule.args(args, u.Key, near[i]), u.N)
 		}
 		answer, err := script.Run(ctx, client, keys, append(args, more...)...).Int64Slice()
 		if err != nil || answer[0] != -1 {
@@ -215,15 +167,15 @@ var (
 	budgetLua string
 	//go:embed draw.lua
 	drawLua string
-	//go:embed look.lua
-	lookLua string
+	//go:embed peek.lua
+	peekLua string
 	//go:embed adjust.lua
 	adjustLua string
 	//go:embed throttle.lua
 	throttleLua string
 
 	drawScript     = redis.NewScript(clockLua + tokenLua + budgetLua + drawLua)
-	lookScript     = redis.NewScript(clockLua + budgetLua + lookLua)
+	peekScript     = redis.NewScript(clockLua + budgetLua + peekLua)
 	adjustScript   = redis.NewScript(clockLua + budgetLua + adjustLua)
 	throttleScript = redis.NewScript(clockLua + budgetLua + throttleLua)
 )

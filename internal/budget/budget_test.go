@@ -301,7 +301,7 @@ func TestDrawRace(t *testing.T) {
 	if ttl := own.PTTL(t.Context(), budget.Key("api")).Val(); ttl <= 0 || ttl > span+time.Minute {
 		t.Errorf("the bucket goes in %s", ttl)
 	}
-	if s, err := budget.Look(t.Context(), own, budget.Units{Name: "api", Rule: r, N: 1}); err != nil || s[0].Free != 0 || s[0].Waiting <= 0 {
+	if s, err := budget.Peek(t.Context(), own, budget.Units{Name: "api", Rule: r, N: 1}); err != nil || s[0].Free != 0 || s[0].Waiting <= 0 {
 		t.Errorf("%+v (%v), want nothing free and draws that wait", s, err)
 	}
 }
@@ -311,7 +311,7 @@ func TestLook(t *testing.T) {
 	ctx, client, r := t.Context(), redistest.New(t), rule(1, time.Hour, 10)
 	want := func(name string, free int64) {
 		t.Helper()
-		if got, err := budget.Look(ctx, client, budget.Units{Name: name, Rule: r, N: 1}); err != nil || got[0].Free != free || got[0].Waiting != 0 {
+		if got, err := budget.Peek(ctx, client, budget.Units{Name: name, Rule: r, N: 1}); err != nil || got[0].Free != free || got[0].Waiting != 0 {
 			t.Errorf("%s: %+v (%v), want %d free", name, got, err, free)
 		}
 	}

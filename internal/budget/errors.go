@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// LastingError is what every further question gets, too, until somebody does what Fix says: so it is no outage. Nothing was drawn.
+// LastingError is what every further question gets, too, until Fix is done: so it is no outage. Nothing was drawn.
 type LastingError struct {
 	Fix string
 	err error

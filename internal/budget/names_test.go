@@ -18,27 +18,20 @@ func TestNamesInRedis(t *testing.T) {
 	}
 	for _, name := range names {
 		for _, key := range append(slices.Clone(names), "", "k") {
-			for _, shards := range []int64{0, 3} {
-				for _, perKey := range []bool{false, true} {
-					if !perKey && key != "" {
-						continue
-					}
-					u := Units{Name: name, Key: key}
-					u.Rule.PerKey, u.Rule.Shards = perKey, shards
-					for shard := range max(shards, 1) {
-						what := name + " per key " + key
-						if !perKey {
-							what = name
-						}
-						if shards > 0 {
-							what += " sharded " + string(rune('0'+shard))
-						}
-						state := u.key(shard)
-						note(state, what)
-						note(state+":log", what+" log")
-						note(state+":promised", what+" promised")
-					}
+			for _, perKey := range []bool{false, true} {
+				if !perKey && key != "" {
+					continue
 				}
+				u := Units{Name: name, Key: key}
+				u.Rule.PerKey = perKey
+				what := name + " per key " + key
+				if !perKey {
+					what = name
+				}
+				state := u.redisKey()
+				note(state, what)
+				note(state+":log", what+" log")
+				note(state+":promised", what+" promised")
 			}
 		}
 	}

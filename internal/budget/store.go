@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Store has the budgets that are in force, as Postgres says, and asks Redis about them, which may be away.
+// Store has the budgets that are in force in Postgres, and asks Redis about them, which may be away.
 type Store struct {
 	DB    schema.DB
 	Redis redis.UniversalClient
@@ -68,7 +68,7 @@ func (s *Store) Read(ctx context.Context) error {
 	_, err := pgx.ForEachRow(rows, []any{&name, &e.Rate.Units, &e.Rate.Window, &e.Burst, &e.Shape, &e.Open, &e.NeededBy}, func() error {
 		read := e
 		e.Shape, e.NeededBy = Shape{}, nil // the next row is read into it
-		if read.Check() == nil {           // else nobody can draw on it
+		if read.Check() == nil {           // else it cannot be drawn on
 			all[name] = read
 		}
 		return nil

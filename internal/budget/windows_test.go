@@ -158,7 +158,7 @@ func TestDrawSeveral(t *testing.T) {
 		})
 	}
 	both.Wait()
-	states, err := budget.Look(t.Context(), client, requests, tokens)
+	states, err := budget.Peek(t.Context(), client, requests, tokens)
 	if err != nil || drawn != 10 || states[0].Free != 30 || states[1].Free != 0 {
 		t.Errorf("%d drawn, %+v (%v), want 10, with 30 requests and no tokens left", drawn, states, err)
 	}
@@ -184,52 +184,6 @@ func TestDrawPerKey(t *testing.T) {
 		if got != want {
 			t.Errorf("%d units of key %q, want %d", got, key, want)
 		}
-	}
-}
-
-// Shards have the rate and the burst together, to the unit.
-//
-//callq:guarantee 14
-func TestShardsAddUp(t *testing.T) {
-	t.Parallel()
-	client := redistest.New(t)
-	bucket, window := rule(1, 10*time.Hour, 103), parsed(t, "103/h", limit.SlidingWindow, "")
-	bucket.Shards, window.Shards = 4, 4
-	for name, r := range map[string]budget.Rule{"bucket": bucket, "window": window} {
-		if err := r.Check(); err != nil {
-			t.Fatal(err)
-		}
-		u := budget.Units{Name: name, Rule: r, N: 1}
-		got := int64(0)
-		for range 1000 { // a draw looks at two of them
-			g, err := budget.Draw(t.Context(), client, "", 0, u)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if g.Drawn {
-				got++
-			}
-		}
-		if s, err := budget.Look(t.Context(), client, u); err != nil || got != 103 || s[0].Free != 0 {
-			t.Errorf("%s: %d units were drawn, %+v (%v), want 103", name, got, s, err)
-		}
-	}
-	r := rule(1000, time.Second, 20) // in a span, they have no more than one bucket would
-	r.Shards = 4
-	var grants []granted
-	for range 2000 {
-		g, err := budget.Draw(t.Context(), client, "", budget.Forever, budget.Units{Name: "fast", Rule: r, N: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		grants = append(grants, granted{g.At.Sub(base), 1})
-	}
-	sortGrants(grants)
-	if err := over(r, grants); err != nil {
-		t.Error(err)
-	}
-	if span, want := grants[1999].at-grants[0].at, 2*time.Second; span > want*11/10 {
-		t.Errorf("2000 units took %s, want %s", span, want)
 	}
 }
 
@@ -407,7 +361,7 @@ func TestIdleBudgetsExpire(t *testing.T) {
 	}
 }
 
-// On a cluster, budgets of one name up to the first slash are drawn on at once; shards lie in several slots.
+// On a cluster, budgets of one name up to the first slash are drawn on at once.
 func TestDrawOnACluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3, 0)
@@ -419,19 +373,5 @@ func TestDrawOnACluster(t *testing.T) {
 	}
 	if _, err := budget.Draw(t.Context(), client, "", 0, of("a"), of("b"), of("c")); err == nil || !strings.Contains(err.Error(), "up to the first slash") {
 		t.Errorf("of other names: %v", err)
-	}
-	hot, drawn := of("hot"), 0
-	hot.Rule.Shards = 5
-	for range 100 {
-		g, err := budget.Draw(t.Context(), client, "", 0, hot)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if g.Drawn {
-			drawn++
-		}
-	}
-	if drawn != 10 {
-		t.Errorf("%d units of 10", drawn)
 	}
 }

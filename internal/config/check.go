@@ -59,7 +59,7 @@ func (x *Limit) check(s section) {
 		x.Windows = []Window{{Rate: limit.Rate{Units: int64(x.Concurrency)}}}
 	}
 	for _, text := range x.Rate {
-		rate, err := limit.Parse(text, limit.Algorithm(x.Algorithm), int64(x.Burst), x.Timezone)
+		rate, err := limit.ParseShape(text, x.shape())
 		if err != nil {
 			s.refuse("rate", text, err.Error(), "")
 			continue
@@ -83,24 +83,42 @@ func (x *Limit) check(s section) {
 	}
 }
 
+// shape is that of the rates. What is spread is a leaky bucket.
+func (x *Limit) shape() limit.Shape {
+	s := limit.Shape{Algorithm: limit.Algorithm(x.Algorithm), Burst: int64(x.Burst), Timezone: x.Timezone, Tolerance: x.Tolerance}
+	if x.Spread {
+		if s.Algorithm == limit.FixedWindow {
+			s.Timezone = cmp.Or(s.Timezone, "UTC")
+		}
+		s.Algorithm = limit.LeakyBucket
+	}
+	return s
+}
+
 // conflict reports the first of the keys that do not go together.
 func (x *Limit) conflict(s section) bool {
 	algorithm := limit.Algorithm(x.Algorithm)
-	bucket, leaky := algorithm == limit.TokenBucket, algorithm == limit.LeakyBucket
+	t, kept, name := algorithm.Traits(), x.shape().Algorithm.Traits(), "a "+algorithm.Words()
+	if x.Spread {
+		name = "a limit with spread"
+	}
 	for _, c := range []struct {
 		holds        bool
 		key, message string
 	}{
 		{x.Concurrency > 0 && len(x.Rate) > 0, "concurrency", "is given beside rate: make two limits, and queues that use both"},
 		{x.Concurrency > 0 && algorithm != limit.SlidingWindow, "algorithm", x.Algorithm + " applies to rates only"},
+		{x.Concurrency > 0 && x.Spread, "spread", "applies to rates only"},
 		{x.Concurrency > 0 && x.Anchor == limit.AnchorStart, "anchor", "start applies to rates only: a call counts until it has ended"},
-		{bucket && x.Burst == 0, "algorithm", "a token bucket needs a burst: what it holds"},
-		{!bucket && x.Burst != 0, "burst", "applies to algorithm: token_bucket only"},
-		{algorithm != limit.FixedWindow && x.Timezone != "", "timezone", "applies to algorithm: fixed_window only"},
-		{leaky && x.Count != "", "count", "a leaky bucket lets one through after another, whatever it costs"},
-		{len(x.Rate) > 1 && (bucket || leaky), "rate", "a " + x.Algorithm + " has one rate"},
+		{x.Spread && !t.Spread, "spread", only(hasSpread)},
+		{t.Burst && x.Burst == 0, "algorithm", name + " needs a burst: what it holds"},
+		{!t.Burst && x.Burst != 0, "burst", only(hasBurst)},
+		{!t.Timezone && x.Timezone != "", "timezone", only(hasTimezone)},
+		{!kept.Tolerance && x.Tolerance != 0, "tolerance", "applies to algorithm: leaky_bucket, or with spread: true, only"},
+		{kept.OneByOne && x.Count != "", "count", name + " lets one through after another, whatever it costs"},
+		{len(x.Rate) > 1 && kept.OneRate, "rate", name + " has one rate"},
 		{len(x.Overrides) > 0 && x.Per == "", "overrides", "apply to limits with per: key only"},
-		{len(x.Overrides) > 0 && (bucket || leaky || len(x.Rate) > 1), "overrides", "do not apply to buckets, nor to several rates"},
+		{len(x.Overrides) > 0 && (kept.OneRate || len(x.Rate) > 1), "overrides", "do not apply to " + name + ", nor to several rates"},
 	} {
 		if c.holds {
 			s.refuse(c.key, "", c.message, "")
@@ -108,6 +126,15 @@ func (x *Limit) conflict(s section) bool {
 		}
 	}
 	return false
+}
+
+func hasBurst(t limit.Traits) bool    { return t.Burst }
+func hasTimezone(t limit.Traits) bool { return t.Timezone }
+func hasSpread(t limit.Traits) bool   { return t.Spread }
+
+// only is of a key that the other algorithms do not have.
+func only(has func(limit.Traits) bool) string {
+	return "applies to algorithm: " + algorithms(", ", has) + " only"
 }
 
 // overridesIn are the units that some keys have of a rate's window.
@@ -157,8 +184,6 @@ func (q *Queue) checkNeeds(s section) {
 			known := slices.Sorted(maps.Keys(s.config.Budgets))
 			s.refuse("needs", name, Quote(name)+" is not a budget", cmp.Or(strings.Join(known, ", "), "none: the file has no budgets"))
 		case b.Rule.Rate.Units == 0: // that was reported
-		case b.Shards > 1:
-			s.refuse("needs", name, Quote(name)+" is in shards: which of them a call will draw on is not known", "a budget without shards")
 		case int64(n) > b.Rule.LeastMost():
 			s.refuse("needs", name, fmt.Sprintf("%s has %d at once", Quote(name), b.Rule.LeastMost()), "no more than that")
 		}
@@ -171,18 +196,20 @@ func (b *Budget) check(s section) {
 		return // that was reported
 	}
 	algorithm := limit.Algorithm(b.Algorithm)
-	text := fmt.Sprintf("%d/%s", b.Rate.Units, b.Rate.Length())
+	units, window := b.Rate.Written()
+	text := fmt.Sprintf("%d/%s", units, window)
 	rule, err := budget.Parse(text, algorithm, int64(b.Burst), b.Timezone)
 	if err != nil {
 		s.refuse("rate", "", err.Error(), "")
 		return
 	}
+	t := algorithm.Traits()
 	for _, c := range []struct {
 		holds        bool
 		key, message string
 	}{
-		{algorithm != limit.TokenBucket && s.given("burst"), "burst", "applies to algorithm: token_bucket only"},
-		{algorithm != limit.FixedWindow && b.Timezone != "", "timezone", "applies to algorithm: fixed_window only"},
+		{!t.Burst && s.given("burst"), "burst", only(hasBurst)},
+		{!t.Timezone && b.Timezone != "", "timezone", only(hasTimezone)},
 		{len(b.Overrides) > 0 && b.Per == "", "overrides", "apply to budgets with per: key only"},
 	} {
 		if c.holds {
@@ -191,19 +218,12 @@ func (b *Budget) check(s section) {
 		}
 	}
 	rule.PerKey = b.Per == "key"
-	if b.Shards > 1 {
-		rule.Shards = int64(b.Shards)
-	}
-	read := algorithm
-	if algorithm == limit.TokenBucket { // whose overrides are units in the same window
-		read = limit.SlidingWindow
-	}
-	own := (&Limit{Overrides: b.Overrides, Algorithm: string(read), Timezone: b.Timezone}).overridesIn(s, limit.Rate{Units: rule.Rate.Units, Window: rule.Rate.Window})
+	own := (&Limit{Overrides: b.Overrides, Algorithm: string(rule.Algorithm), Timezone: b.Timezone}).overridesIn(s, limit.Rate{Units: rule.Rate.Units, Window: rule.Rate.Window})
 	if len(own) > 0 {
 		rule.Overrides = own
 	}
 	if err := rule.Check(); err != nil {
-		s.refuse("rate", "", err.Error(), "a smaller burst, a higher rate or fewer shards")
+		s.refuse("rate", "", err.Error(), "a smaller burst, or a higher rate")
 	}
 	b.Rule = rule
 }

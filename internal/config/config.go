@@ -50,7 +50,7 @@ type Postgres struct {
 	URL         string `key:"url" secret:"true" check:"postgres" env:"DATABASE_URL"`
 	DirectURL   string `key:"direct_url" secret:"true" check:"postgres"`           // past a pgbouncer, for LISTEN and migrations
 	Pool        int    `key:"pool" default:"10" allowed:"2..1000"`                 // most connections of a process
-	QueryMode   string `key:"query_mode" allowed:"cache_statement|cache_describe"` // empty: as the URL says, else cache_statement
+	QueryMode   string `key:"query_mode" allowed:"cache_statement|cache_describe"` // empty: the URL's, else cache_statement
 	Schema      string `key:"schema" default:"callq" check:"schema"`               // where callq's own tables and functions stand
 	TableSchema string `key:"table_schema" default:"public" check:"table_schema"`  // where call_queue, call_attempts and enqueue_call do
 	Failover    string `key:"failover" default:"witnessed" allowed:"witnessed|strict|lossless"`
@@ -89,9 +89,11 @@ type Log struct {
 // Limit allows Rate at the API, or Concurrency calls at once. Windows holds what its keys mean together.
 type Limit struct {
 	Rate         Rates         `key:"rate" omitempty:"true" check:"rate"`
-	Algorithm    string        `key:"algorithm" default:"sliding_window" allowed:"sliding_window|fixed_window|token_bucket|leaky_bucket"`
+	Algorithm    string        `key:"algorithm" default:"sliding_window" check:"algorithm"`
 	Burst        int           `key:"burst" omitempty:"true" allowed:"1..1000000000"` // of a token bucket
 	Timezone     string        `key:"timezone" omitempty:"true" check:"timezone"`     // of a fixed window; empty: UTC
+	Spread       bool          `key:"spread" default:"false" allowed:"true|false"`    // its windows, evenly: a leaky bucket
+	Tolerance    time.Duration `key:"tolerance" omitempty:"true" allowed:"1ms..1m"`   // of a leaky bucket
 	Concurrency  int           `key:"concurrency" omitempty:"true" allowed:"1..1000000"`
 	Per          string        `key:"per" allowed:"key"` // empty: all calls share it
 	Overrides    Overrides     `key:"overrides" check:"override"`
@@ -151,13 +153,12 @@ type Queue struct {
 
 // Budget is what handlers draw on in Redis while they run. Rule is what its keys mean together.
 type Budget struct {
-	Rate      limit.Rate `key:"rate" allowed:"units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w, and mo for fixed_window"`
-	Algorithm string     `key:"algorithm" default:"token_bucket" allowed:"token_bucket|sliding_window|fixed_window|leaky_bucket"`
+	Rate      limit.Rate `key:"rate" check:"budget_rate"`
+	Algorithm string     `key:"algorithm" default:"token_bucket" check:"budget_algorithm"`
 	Burst     int        `key:"burst" default:"1" allowed:"1..1000000000"`
 	Timezone  string     `key:"timezone" omitempty:"true" check:"timezone"`       // of a fixed window; empty: UTC
 	Per       string     `key:"per" allowed:"key"`                                // empty: all calls share it
 	Overrides Overrides  `key:"overrides" check:"override"`                       // of keys
-	Shards    int        `key:"shards" default:"1" allowed:"1..64"`               // keys of Redis that it is spread over
 	OnOutage  string     `key:"on_outage" default:"closed" allowed:"closed|open"` // what a draw does while Redis is away
 
 	Rule budget.Rule // what Load makes of it
@@ -238,7 +239,7 @@ type origins struct {
 	settings []*setting // in the order of the keys
 	byPath   map[string]*setting
 	env      map[string]string
-	read     map[string]bool // variables that are looked for
+	read     map[string]bool // variables that were read
 }
 
 // Origin is where the value at a path such as queues.payments.timeout came from: "--postgres-url",

@@ -104,6 +104,13 @@ limits:
   nightly:     {rate: 10_000/1d, algorithm: fixed_window, timezone: America/New_York}
   monthly:     {rate: 5/mo, algorithm: fixed_window, per: key, overrides: {big: 50/1mo}}
   cps:         {rate: 10/s, algorithm: leaky_bucket}
+  tolerant:    {rate: 100/s, algorithm: leaky_bucket, tolerance: 59ms}
+  written:     {rate: "1 per 10ms, leaky bucket, tolerance 50ms", algorithm: leaky_bucket}
+  even:        {rate: 100/s, spread: true, tolerance: 50ms, per: key}
+  even-days:   {rate: 6/d, algorithm: fixed_window, timezone: Europe/Berlin, spread: true}
+  even-months: {rate: 31/mo, algorithm: fixed_window, spread: true}
+  at-once:     {rate: 100/s, spread: false}
+  estimated:   {rate: 100/s, algorithm: sliding_window_counter, per: key}
   two-speeds:  {rate: [10_000/d, 10/s], send_within: 50ms}
   per-phone:   {concurrency: 1, per: key, overrides: {hotline: 9}}
 `, map[string]string{
@@ -125,6 +132,13 @@ limits:
 		"nightly":     {{"", "10000 per 1d, fixed window, Asia/Tokyo", nil}},
 		"monthly":     {{"", "5 per 1mo, fixed window, UTC", map[string]int64{"big": 60, "small": 1}}},
 		"cps":         {{"", "1 per 100ms, leaky bucket", nil}},
+		"tolerant":    {{"", "1 per 10ms, leaky bucket, tolerance 59ms", nil}},
+		"written":     {{"", "1 per 10ms, leaky bucket, tolerance 50ms", nil}},
+		"even":        {{"", "1 per 10ms, leaky bucket, tolerance 50ms", nil}},
+		"even-days":   {{"", "1 per 270m, leaky bucket, Europe/Berlin", nil}},
+		"even-months": {{"", "1 per 1d, leaky bucket, UTC", nil}},
+		"estimated":   {{"", "100 per 1s, sliding window counter", nil}},
+		"at-once":     {{"", "100 per 1s, sliding window", nil}},
 		"two-speeds": {
 			{"", "10 per 1s, sliding window", nil},
 			{"/1d", "10000 per 1d, sliding window", nil},
@@ -145,19 +159,19 @@ func TestBudgets(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, `
 budgets:
-  search:  {rate: 100/s, burst: 20, shards: 4, on_outage: open}
+  search:  {rate: 100/s, burst: 20, on_outage: open}
   keys:    {rate: 5/s, per: key, overrides: {acct_1: 50/s}}
   window:  {rate: 500 per 1m, algorithm: sliding_window}
   monthly: {rate: 5/mo, algorithm: fixed_window, timezone: Asia/Tokyo, per: key, overrides: {big: 50/1mo}}
   cps:     {rate: 10/s, algorithm: leaky_bucket}
 queues: {agents: {needs: {window: 3, keys: 1}}}
-`, map[string]string{"CALLQ_BUDGETS_SEARCH_SHARDS": "5", "CALLQ_QUEUES_AGENTS_NEEDS": "window=4,keys=1"}, nil)
+`, map[string]string{"CALLQ_QUEUES_AGENTS_NEEDS": "window=4,keys=1"}, nil)
 	got := map[string]string{}
 	for name, b := range c.Budgets {
 		got[name] = b.Rule.String()
 	}
 	want := map[string]string{
-		"search":  "100 per 1s, burst 20, shards 5",
+		"search":  "100 per 1s, burst 20",
 		"keys":    "5 per 1s, burst 1, per key, acct_1 50",
 		"window":  "500 per 1m, sliding window",
 		"monthly": "5 per 1mo, fixed window, Asia/Tokyo, per key, big 50",

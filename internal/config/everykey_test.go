@@ -16,7 +16,7 @@ func otherValue(t *testing.T, s *setting) string {
 	if strings.HasSuffix(s.path, ".limits") {
 		return "per-min"
 	}
-	candidates := append(strings.Split(s.tag("allowed"), "|"),
+	candidates := append(strings.Split(s.allowed(), "|"),
 		"postgres://other/d", "redis://other", "7/1m", "17", "35s", "20ms..40s", "7d", "2KiB", "true", "0 5 * * *", "22:00-06:00", ":17", "x17")
 	for _, text := range candidates {
 		if _, err := s.parse(text); text != "" && text != s.tag("default") && err == nil {
@@ -71,9 +71,9 @@ func TestEveryKey(t *testing.T) {
 	for _, s := range mustLoad(t, everyKey, nil, nil).origin.settings {
 		path := s.path
 		switch {
-		case regexp.MustCompile(`^limits\.[a-z-]+\.(burst|timezone|overrides)$`).MatchString(path):
+		case regexp.MustCompile(`^limits\.[a-z-]+\.(burst|timezone|tolerance|overrides)$`).MatchString(path):
 			continue // of certain limits only: TestWindows
-		case regexp.MustCompile(`^budgets\.[a-z0-9-]+\.(timezone|overrides|shards)$|\.needs$`).MatchString(path):
+		case regexp.MustCompile(`^budgets\.[a-z0-9-]+\.(timezone|overrides)$|\.needs$`).MatchString(path):
 			continue // of certain budgets only: TestBudgets
 		case path == "limits.per-min.concurrency", strings.HasPrefix(path, "limits.at-once.") && path != "limits.at-once.concurrency":
 			continue // of the other kind of limit

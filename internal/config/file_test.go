@@ -47,7 +47,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 	}
 	for _, s := range c.origin.settings {
 		path := s.path
-		elsewhere := regexp.MustCompile(`^limits\.(stripe\.(concurrency|burst|timezone)$|sockets|nightly|bursty)`).MatchString(path) || // kinds of limit
+		elsewhere := regexp.MustCompile(`^limits\.(stripe\.(concurrency|burst|timezone|spread|tolerance)$|sockets|nightly|bursty|even)`).MatchString(path) || // kinds of limit
 			regexp.MustCompile(`^budgets\.(search-api\.timezone$|per-day)`).MatchString(path) ||
 			path == "http_task.secrets.STRIPE_KEY.file" || path == "http_task.secrets.OTHER_KEY.env" // and of secret
 		if c.Origin(path) == "default" && !regexp.MustCompile(`(url|password)_file$`).MatchString(path) && !elsewhere {

@@ -134,7 +134,7 @@ func (l *loader) secret(s, file *setting) {
 	}
 }
 
-// namesServer tells whether one of libpq's variables says which Postgres to use.
+// namesServer reports whether one of libpq's variables names the Postgres to use.
 func namesServer(env map[string]string) bool {
 	names := []string{"PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"}
 	return slices.ContainsFunc(names, func(name string) bool { return env[name] != "" })
@@ -164,7 +164,7 @@ func (s *setting) tag(name string) string { return s.tags.Get(name) }
 func (s *setting) allowed() string { return cmp.Or(s.tag("allowed"), ruleOf(s.tag("check")).allowed) }
 
 // mayBeEmpty tells whether empty text leaves the setting unset, so that `url: ${DATABASE_URL}`
-// without that variable says nothing.
+// without that variable names none.
 func (s *setting) mayBeEmpty() bool {
 	return s.tag("default") == "" && s.value.Kind() == reflect.String
 }
@@ -278,7 +278,7 @@ func (l *loader) setText(s *setting, from source, text string) {
 	l.assign(s, from, items)
 }
 
-// setNode gives a setting what the file says: a value, a list or a mapping. A list of one may be written as its item.
+// setNode gives a setting what the file has: a value, a list or a mapping. A list of one may be written as its item.
 func (l *loader) setNode(s *setting, n *yaml.Node) {
 	at, items := l.at(n), []item{}
 	switch kind := s.value.Kind(); {

@@ -157,7 +157,7 @@ func documents(text []byte) (docs []*yaml.Node, err error) {
 }
 
 // syntaxError reports where the file stops being YAML. The parser's own line may be far before, so this
-// looks for the first line without which the file is good so far.
+// finds the first line without which the file is good so far.
 func (l *loader) syntaxError(text []byte, err error) {
 	lines := regexp.MustCompile(`\r\n|[\n\r\x{85}\x{2028}\x{2029}]`).Split(strings.TrimPrefix(string(text), "\uFEFF"), -1) // as YAML does
 	line := len(lines) - 1

@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
 
+	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/schema"
@@ -43,9 +44,7 @@ func (s *setting) parse(text string) (reflect.Value, error) {
 	case Backoff:
 		value, err = parseBackoff(text, s.allowed())
 	case limit.Rate:
-		if value, err = limit.ParseRate(text); err != nil && checkRate(text) == nil { // in months
-			value, err = limit.Parse(text, limit.FixedWindow, 0, "")
-		}
+		value, err = limit.ParseAny(text)
 	case bool:
 		value, err = text == "true", s.check(text)
 	default:
@@ -59,7 +58,7 @@ func (s *setting) check(text string) error {
 	if rule := ruleOf(s.tag("check")); rule.check != nil {
 		return rule.check(text)
 	}
-	choices := s.tag("allowed")
+	choices := s.allowed()
 	return unless(choices == "" || slices.Contains(strings.Split(choices, "|"), text), text, "is not allowed")
 }
 
@@ -124,7 +123,7 @@ func parseBackoff(s, bounds string) (b Backoff, err error) {
 	return b, cmp.Or(err, unless(b.Min <= b.Max, s, "ends before it begins"))
 }
 
-// rule is what a text must be, and how a person is told. The tag check names it.
+// rule is what a text must be, and how a person is told. Without a check it is one of the words that are told. The tag check names it.
 type rule struct {
 	check   func(string) error
 	allowed string
@@ -132,12 +131,16 @@ type rule struct {
 
 func ruleOf(name string) rule {
 	const escapes = "; @ : / ? in a password as %40 %3A %2F %3F"
+	calendars := algorithms(", ", hasTimezone)
 	return map[string]rule{
-		"any":     {func(string) error { return nil }, ""},
-		"address": {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
-		"cron":    {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
-		"host":    {checkHost, "a name or an address without scheme, port and path"},
-		"header":  {checkHeader, "a header's name, such as x-ratelimit-reset; one that ends in * stands for all that begin so"},
+		"algorithm":        {nil, algorithms("|", func(limit.Traits) bool { return true })},
+		"budget_algorithm": {nil, algorithms("|", func(t limit.Traits) bool { return budget.Keeps(t.Name) })},
+		"any":              {func(string) error { return nil }, ""},
+		"address":          {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
+		"budget_rate":      {checkRate, "units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w, and mo for " + calendars},
+		"cron":             {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
+		"host":             {checkHost, "a name or an address without scheme, port and path"},
+		"header":           {checkHeader, "a header's name, such as x-ratelimit-reset; one that ends in * stands for all that begin so"},
 		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas: " +
 			"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
 		"listen":   {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
@@ -146,7 +149,7 @@ func ruleOf(name string) rule {
 		"override": {checkOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
 		"postgres": {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
 		"rate": {checkRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
-			"and mo for fixed_window; or a list of them"},
+			"and mo for " + calendars + "; or a list of them"},
 		"redis":        {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
 		"schema":       {checkOwnSchema, "at most 40 of a-z, 0-9 and _"},
 		"secret_host":  {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
@@ -156,13 +159,20 @@ func ruleOf(name string) rule {
 	}[name]
 }
 
+// algorithms are the names of those that have something.
+func algorithms(separator string, has func(limit.Traits) bool) string {
+	var names []string
+	for _, a := range limit.Algorithms() {
+		if has(a.Traits()) {
+			names = append(names, string(a))
+		}
+	}
+	return strings.Join(names, separator)
+}
+
 // checkRate reads a rate of an algorithm that is not known.
 func checkRate(s string) error {
-	_, err := limit.ParseRate(s)
-	if second(limit.Parse(s, limit.FixedWindow, 0, "")) == nil {
-		return nil
-	}
-	return err
+	return second(limit.ParseAny(s))
 }
 
 // checkOverride reads a key's rate, or its calls at once.

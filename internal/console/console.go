@@ -1,6 +1,6 @@
 // Package console shows in a browser what `callq status`, `calls list|get|why` and `limits get` print.
 //
-// It only reads. A page is rendered whole, within a timeout, or says what is wrong. Whatever producers, APIs and
+// It only reads. A page is rendered whole, within a timeout, or is the error. Whatever producers, APIs and
 // operators wrote appears as text. The console does not authenticate: anybody who reaches it may read.
 package console
 
@@ -25,13 +25,13 @@ import (
 	"github.com/callq/callq/internal/schema"
 )
 
-// Config says what the console shows, and to whom.
+// Config is what the console shows, and to whom.
 type Config struct {
 	// Pool should be small and the console's own, so that its reads take no connections from claims and calls.
 	Pool    schema.DB
 	Client  *callqueue.Client
 	Timeout time.Duration // of each page
-	// Explain says whether an error means that Postgres cannot be reached, and puts the error into one line.
+	// Explain is whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)
 	Logger  *slog.Logger
 }
@@ -46,7 +46,7 @@ type pages struct {
 
 // New returns the handler of all paths that no other handler has.
 func New(cfg Config) (http.Handler, error) {
-	templates, err := template.New("").Funcs(words()).ParseFS(files, "*.html")
+	templates, err := template.New("").Funcs(functions()).ParseFS(files, "*.html")
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) h
 	}
 }
 
-// refusal says what is wrong. It logs what can only be a fault of callq or of its set-up.
+// refusal returns what is wrong. It logs what can only be a fault of callq or of its set-up.
 func (p *pages) refusal(ctx context.Context, err error) *page {
 	away, text := p.Explain(err)
 	code := ""

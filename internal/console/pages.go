@@ -15,6 +15,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/words"
 )
 
 const (
@@ -138,10 +139,10 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Body: details}, nil
 }
 
-// words returns the functions of the templates.
-func words() template.FuncMap {
+// functions are those of the templates.
+func functions() template.FuncMap {
 	return template.FuncMap{
-		"number":   admin.Number,
+		"number":   words.Number,
 		"ago":      admin.Ago,
 		"short":    admin.Short,
 		"dash":     admin.Dash,
@@ -155,13 +156,13 @@ func words() template.FuncMap {
 	}
 }
 
-// cut shortens a text, and says so.
+// cut shortens a text, and marks that.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
 	return strings.ToValidUTF8(text[:most], "") +
-		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", admin.Number(len(text)))
+		fmt.Sprintf("… (cut here: it has %s bytes; `callq calls get` shows all)", words.Number(len(text)))
 }
 
 func indented(data json.RawMessage) string {

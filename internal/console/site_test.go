@@ -111,9 +111,9 @@ func filled(t *testing.T, text string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
 	for _, sql := range []string{
-		`INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, slack, send_within, queues, applied_at, applied_by, complete_since, epoch, config)
-			VALUES ('api' || $1, 1, 5, '1 h', true, '1 s', '1 s', ARRAY['pay' || $1], now(), $1, now(), callq.epoch(), '{"units": 9, "window": 3600000000000}'),
-				('sockets', 1, 5, '0', false, '1 s', '1 s', '{mail}', now(), 'me', now(), callq.epoch(), NULL)`,
+		`INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, slack, send_within, queues, applied_at, applied_by, complete_since, epoch, config)
+			VALUES ('api' || $1, 1, 5, '1 h', '3.6 s', true, '1 s', '1 s', ARRAY['pay' || $1], now(), $1, now(), callq.epoch(), '{"units": 9, "window": 3600000000000}'),
+				('sockets', 1, 5, '0', '1 us', false, '1 s', '1 s', '{mail}', now(), 'me', now(), callq.epoch(), NULL)`,
 		`INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost)
 			VALUES ('pay' || $1, ARRAY['api' || $1], $1, 3, '1 s', '1 m', '30 s', 'retry'), ('mail', '{sockets}', '', 3, '1 s', '1 m', '30 s', 'retry')`,
 		`INSERT INTO call_queue (queue, task, key, unique_key, error_message, call_data, status, failed_at, finished_at)

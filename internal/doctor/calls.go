@@ -8,6 +8,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/recovery"
 	"github.com/callq/callq/internal/schema"
+	"github.com/callq/callq/internal/words"
 )
 
 // Calls and attempts that are stuck, or end badly.
@@ -25,26 +26,25 @@ CROSS JOIN (SELECT clock_timestamp() - interval '10 seconds' AS late,
 ) x
 CROSS JOIN LATERAL (VALUES
     (started_at IS NOT NULL AND deadline < late,
-        '%s attempts are past their deadline and still open: their workers were lost', recover),
+        'attempts that are past their deadline and still open, for their workers were lost: %s', recover),
     (started_at IS NULL AND start_by < late AND EXISTS (SELECT FROM callq.call_workers WHERE callq.alive(heartbeat_at)),
-        '%s attempts were handed over, not started in time, and still hold their units', recover),
+        'attempts that were handed over, not started in time, and still hold their units: %s', recover),
     (task <> 'http' AND deadline > clock_timestamp() AND started_at < late - timeout,
-        '%s handlers run for longer than their queue''s timeout, and hold their slots and units: they do not return though '
-        'their contexts have ended', 'have them return when ctx ends, raise the queue''s timeout, or restart their workers: '
+        'handlers that run for longer than their queue''s timeout, and hold slots and units though their contexts have ended: %s', 'have them return when ctx ends, raise the queue''s timeout, or restart their workers: '
         'callq calls list --status dispatched')
 ) f (applies, what, fix)
 WHERE applies
 GROUP BY what, fix`
 
 // Transactions that stay open on rows of running calls: the outcomes of those cannot be written, so their units and
-// slots stay taken. Whoever changes or locks a row writes its transaction's id there as xmax, and holds a lock on that
+// slots stay in use. To change or lock a row writes the transaction's id there as xmax, and holds a lock on that
 // id. Several who share a row are a multixact: xmax does not say that it is one, but those that exist lie in a range.
 // callq's own take less than two seconds, and are not named where the age of others' transactions is hidden.
 const heldSQL = `
 SELECT CASE WHEN age IS NULL THEN 'note' ELSE 'problem' END AS level,
     CASE WHEN age IS NULL
-    THEN format('%s %s (%s) holds rows of %s running calls (%s); for how long, this role may not see', kind, name, who, calls, ids)
-    ELSE format('%s %s (%s) has held rows of %s running calls (%s) for %ss%s; their outcomes cannot be written meanwhile',
+    THEN format('%s %s (%s) holds rows of running calls, %s (%s); for how long, this role may not see', kind, name, who, calls, ids)
+    ELSE format('%s %s (%s) has held rows of running calls, %s (%s), for %ss%s; their outcomes cannot be written meanwhile',
         kind, name, who, calls, ids, round(extract(epoch FROM age)), '; it is ' || nullif(does, '')) END AS what,
     CASE WHEN age IS NULL THEN 'run doctor as the tables'' owner, or GRANT pg_monitor to its role'
     WHEN kind = 'session' THEN format('commit it, or SELECT pg_terminate_backend(%s);', name)
@@ -94,15 +94,15 @@ LIMIT 10`
 
 func orphans(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	o, err := backlog.FindOrphans(ctx, pool)
-	what := fmt.Sprintf("%d calls wait and are in no flow, and %d flows do not add up: no claim finds all of those calls",
-		o.Calls, o.Flows)
+	what := fmt.Sprintf("%s waiting in no flow, and flows that do not add up, %d: no claim finds all of those calls",
+		words.Count(o.Calls, "call"), o.Flows)
 	return judge(o == backlog.Orphans{}, "", what, recoverFix), err
 }
 
 // Calls that are dispatched without an open attempt: somebody removed it. What it used of its limits is forgotten, and
-// nobody knows whether it was sent; so nothing repairs that by itself.
+// it is not known whether it was sent; so nothing repairs that by itself.
 const withoutAttemptSQL = `
-SELECT 'problem' AS level, format('%s calls are dispatched without an open attempt, so nothing will end them: %s', n, ids) AS what,
+SELECT 'problem' AS level, format('calls that are dispatched without an open attempt, so that nothing will end them: %s (%s)', n, ids) AS what,
     format('to make them (again): UPDATE public.call_queue SET status = ''new'' WHERE id IN (%s); to give them up: '
         'SET status = ''failed'', failed_at = now(), finished_at = now(), unique_key = NULL', ids) AS fix
 FROM (
@@ -135,7 +135,7 @@ LIMIT 10`
 // Hosts that have answered nothing since requests to them were given up: these hold units.
 const inDoubtSQL = `
 SELECT CASE WHEN since < clock_timestamp() - interval '1 minute' THEN 'problem' ELSE 'note' END AS level,
-    format('%s has answered nothing since %s: %s requests to it may still be read, and hold units of limit %s',
+    format('%s has answered nothing since %s: requests to it, %s, may still be read, and hold units of limit %s',
         left(host, 160), date_trunc('second', since), n, limits) AS what,
     'see whether it is up: it gets one request each arrive_within, and once it answers one all come free; '
         'if you know that none of them is on its way, callq limits open NAME --reason …' AS fix
@@ -160,12 +160,12 @@ WITH newest AS (
     CROSS JOIN LATERAL jsonb_array_elements(a.charged) c
     WHERE a.proof IN ('slack', 'assumed') AND a.finished_at > clock_timestamp() - interval '1 hour'
 )
-SELECT 'note' AS level, format('%s requests under limit %s counted as arrived after arrive_within, without an answer of their host',
+SELECT 'note' AS level, format('requests that counted as arrived after arrive_within, without an answer of their host: %s, under limit %s',
         count(*), left(name, 160)) AS what,
     'nothing, if it was down; callq verify says when it stood still' AS fix
 FROM newest WHERE proof = 'assumed' GROUP BY name
 UNION ALL
-SELECT 'note', format('%s requests under limit %s were answered up to %s s after its slack says that they had been read',
+SELECT 'note', format('requests that were answered long after slack has them read: %s, under limit %s, by up to %s s',
         count(*), left(name, 160), round(extract(epoch FROM max(late)), 1)),
     'nothing, if the API is slow; if it stood still, it has read more than its limit since: leave slack out of the limit''s configuration'
 FROM newest WHERE proof = 'slack' AND late > interval '1 second' GROUP BY name`
@@ -181,7 +181,7 @@ WITH newest AS (
     WHERE a.finished_at > clock_timestamp() - interval '1 hour'
 )
 SELECT 'problem' AS level, format('the API refused %s of the last %s requests under limit %s, which callq kept. It counts otherwise: docs/apis.md', refused, all_of, left(name, 160)) AS what,
-    'give the limit the algorithm that fits the API, or less: others may use it too' AS fix
+    format('give the limit the algorithm that fits the API (callq limits advise %s), or less: others may use it too', left(name, 160)) AS fix
 FROM (SELECT name, count(*) FILTER (WHERE refused) AS refused, count(*) AS all_of FROM newest GROUP BY name) n
 WHERE refused >= 10 AND refused * 100 > all_of
 UNION ALL
@@ -191,7 +191,7 @@ FROM (SELECT * FROM callq.call_pauses WHERE until > clock_timestamp() AND spell 
 
 // Ended calls that hold a unique key: they were written while callq's triggers were off, and no call of that key can be inserted.
 const endedKeysSQL = `
-SELECT 'problem' AS level, format('%s ended calls hold their unique key, so no other call can have it: %s', n, ids) AS what,
+SELECT 'problem' AS level, format('ended calls that hold their unique key, so that no other call can have it: %s (%s)', n, ids) AS what,
     format('UPDATE public.call_queue SET unique_key = NULL WHERE id IN (%s); see that the triggers of call_queue are enabled', ids) AS fix
 FROM (
     SELECT count(*) AS n, array_to_string((array_agg(id ORDER BY id))[:10], ', ') AS ids
@@ -203,12 +203,12 @@ WHERE n > 0`
 // Waiting calls that cost more than a limit has in all since an operator set it: they wait for the configuration's rate.
 const tooDearSQL = `
 SELECT 'problem' AS level,
-    format('%s waiting calls cost more than limit %s has in all since an operator set it: %s', n, left(name, 160), ids) AS what,
+    format('waiting calls that cost more than a limit has in all since an operator set it: %s, under limit %s (%s)', n, left(name, 160), ids) AS what,
     format('callq limits reset %s, or callq calls cancel %s', left(name, 160), replace(ids, ',', '')) AS fix
 FROM (
     SELECT l.name, count(*) AS n, array_to_string((array_agg(q.id ORDER BY q.id))[:10], ', ') AS ids
     FROM callq.call_limits l
-    JOIN public.call_queue q ON coalesce(q.queue, 'default') = ANY (l.queues) AND q.status IN ('new', 'error') AND q.cost > coalesce((l.shape ->> 'burst')::bigint, l.rate)
+    JOIN callq.call_effective q ON q.queue = ANY (l.queues) AND q.status IN ('new', 'error') AND q.cost > coalesce((l.shape ->> 'burst')::bigint, l.rate)
     WHERE l.config IS NOT NULL AND l.count_cost
     GROUP BY l.name
 ) d`

@@ -1,4 +1,4 @@
-// Package doctor finds what keeps callq from making calls, or soon will, and says how to fix it.
+// Package doctor finds what keeps callq from making calls, or soon will, and how to fix it.
 //
 // It changes nothing. Each check has a time limit, so that doctor does not make a struggling database worse.
 package doctor
@@ -17,7 +17,7 @@ import (
 	"github.com/callq/callq/internal/schema"
 )
 
-// What doctor says is said in the words of package admin, which judges what processes, queues and limits do.
+// Levels and findings are those of package admin, which judges what processes, queues and limits do.
 const (
 	OK      = admin.OK
 	Note    = admin.Note
@@ -27,7 +27,7 @@ const (
 // Finding is one thing that a check found.
 type Finding = admin.Finding
 
-// judge says that all is well, or what is not.
+// judge makes a finding: all is well, or what is not.
 func judge(well bool, is, problem, fix string) []Finding {
 	if well {
 		return []Finding{{Level: OK, What: is}}
@@ -48,8 +48,8 @@ func of(check string, found []Finding) []Finding {
 
 // check is a name and a question.
 type check struct {
-	name string
-	look func(context.Context, schema.DB) ([]Finding, error)
+	name    string
+	examine func(context.Context, schema.DB) ([]Finding, error)
 }
 
 // asks is a question in SQL, which returns findings as rows: level, what, fix.
@@ -77,6 +77,7 @@ func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 		{"set by hand", asks(byHandSQL)},
 		{"clock steps", asks(clockStepsSQL)},
 		{"failovers", asks(failoversSQL)},
+		{"servers", asks(besideSQL)},
 		{"overdue attempts", asks(overdueSQL)},
 		{"held rows", asks(heldSQL)},
 		{"calls set aside", asks(setAsideSQL)},
@@ -106,7 +107,7 @@ func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 func (c check) run(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	found, err := c.look(bounded, pool)
+	found, err := c.examine(bounded, pool)
 	if err == nil {
 		return of(c.name, found), nil
 	}
@@ -143,7 +144,7 @@ func PoolerFix(err error) string {
 	return ""
 }
 
-// status judges what `callq status` shows: which processes are alive and whether they agree, which calls nobody takes,
+// status judges what `callq status` shows: which processes are alive and whether they agree, which calls no worker takes,
 // and which limits are shut.
 func status(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	s, err := admin.ReadStatus(ctx, pool)

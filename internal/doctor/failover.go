@@ -16,7 +16,7 @@ FROM callq.call_epochs
 WHERE verdict = 'missing' AND seen_at > clock_timestamp() - interval '1 day'
 ORDER BY seen_at`
 
-// Losses checks that a failover loses nothing, where the configuration says so. It returns an error only if Postgres cannot be
+// Losses checks that a failover loses nothing, if it is so configured. It returns an error only if Postgres cannot be
 // reached.
 func Losses(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	return check{"failover", asks(lossesSQL)}.run(ctx, pool)
@@ -32,3 +32,11 @@ FROM (VALUES
         'synchronous_standby_names is empty, so commits wait for no standby', 'set synchronous_standby_names')
 ) AS said (wrong, why, fix)
 WHERE wrong`
+
+// Dispatchers note it once a minute.
+const besideSQL = `
+SELECT 'problem' AS level, 'a copy of this Postgres''s files runs beside it, and hands over calls through the same Redis: each takes the other''s calls, '
+        || 'which come late, and some are made twice' AS what,
+    'give one of them another Redis, or stop its dispatchers and workers' AS fix
+FROM callq.call_meta
+WHERE name = 'beside' AND position > extract(epoch FROM clock_timestamp()) - 180`

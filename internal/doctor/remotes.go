@@ -10,7 +10,7 @@ import (
 	"github.com/callq/callq/internal/schema"
 )
 
-// ownLimit is what an API said last of its limit, beside what the configuration says of ours.
+// ownLimit is what an API said last of its limit, beside what the configuration has of ours.
 type ownLimit struct {
 	Name   string         `db:"name"`
 	Key    string         `db:"key"` // "": the limit is not per key, or the key has no rate of its own
@@ -63,7 +63,7 @@ SELECT * FROM (
         SELECT coalesce(l.config, jsonb_build_object('units', l.rate, 'window', (extract(epoch FROM l.window_size) * 1e9)::bigint) || l.shape) AS rate
     ) o
     JOIN callq.call_remotes r ON r.limit_name = l.name AND (l.per_key OR r.key = '')
-    WHERE l.window_size > '0' AND NOT l.count_cost AND coalesce(o.rate ->> 'algorithm', '') NOT LIKE '%bucket'
+    WHERE l.window_size > '0' AND NOT l.count_cost AND coalesce(o.rate ->> 'algorithm', '') !~ 'bucket|counter'
       AND cardinality(l.queues) > 0 AND r.most > 0 AND r.answered_at > clock_timestamp() - interval '1 day'
     ORDER BY l.name, r.answered_at DESC
 ) newest

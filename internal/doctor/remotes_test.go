@@ -39,8 +39,8 @@ func TestOwnLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer tx.Rollback(t.Context())
-			if _, err := tx.Exec(t.Context(), `INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by, epoch)
-				VALUES ('api', 1, 100, '1 m', '1 s', '1 s', '{q}', now(), '', '');
+			if _, err := tx.Exec(t.Context(), `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, epoch)
+				VALUES ('api', 1, 100, '1 m', '60 ms', '1 s', '1 s', '{q}', now(), '', '');
 				INSERT INTO callq.call_remotes (limit_name, key, most, reset_at, answered_at) VALUES ('api', '', 60, now() + interval '40 s', now());`+c.sql); err != nil {
 				t.Fatal(err)
 			}

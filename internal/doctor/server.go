@@ -49,7 +49,7 @@ SELECT 'problem' AS level,
     'it ends by itself; have NTP (chrony) slew the clock rather than step it' AS fix
 FROM callq.call_limits l
 JOIN callq.call_usage u ON u.limit_name = l.name
-WHERE u.bucket < ` + limit.UnknownSQL + ` AND u.bucket > clock_timestamp() + greatest(l.slack, l.arrive_within) + coalesce(l.bucket_width, l.window_size / 200) + interval '10 seconds'
+WHERE u.bucket < ` + limit.UnknownSQL + ` AND u.bucket > clock_timestamp() + greatest(l.slack, l.arrive_within) + l.bucket_width + interval '10 seconds'
 GROUP BY l.name, l.window_size`
 
 // What an operator set, which is easily forgotten.

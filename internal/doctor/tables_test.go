@@ -47,7 +47,7 @@ func TestSchemaDrift(t *testing.T) {
 		{`DROP TRIGGER call_queue_changed ON call_queue`, "call_queue: trigger call_queue_changed is gone"},
 		{`ALTER TABLE call_queue DISABLE TRIGGER call_queue_inserted`, "call_queue: trigger call_queue_inserted is CREATE TRIGGER"},
 		{`ALTER TABLE call_queue ALTER priority SET DEFAULT 3`, "call_queue: column priority is smallint DEFAULT 3, and the migrations made it smallint DEFAULT 5"},
-		{`ALTER TABLE call_queue ALTER cost TYPE integer`, "call_queue: column cost is integer DEFAULT 1, and"},
+		{`ALTER TABLE call_attempts ALTER cost TYPE integer`, "call_attempts: column cost is integer NOT NULL, and"},
 		{`ALTER TABLE call_attempts ALTER outcome DROP NOT NULL`, "call_attempts: column outcome is text, and the migrations made it text NOT NULL"},
 		{`ALTER TABLE callq.call_audit DROP change`, "call_audit: column change is gone"},
 		{`ALTER TABLE callq.call_pauses DROP CONSTRAINT call_pauses_pkey`, "call_pauses: constraint call_pauses_pkey is gone"},

@@ -29,14 +29,14 @@ func (f Free) by(at time.Duration) float64 {
 
 // supply gives out the units of a limit, or those of a key, or of keys that are alike.
 type supply struct {
-	algorithm limit.Algorithm
-	opens     time.Duration // before that nothing is given out
-	units     float64       // in a window, or at once
-	room      float64       // that can be given out now; of a token bucket, at at
-	frees     []Free        // of a sliding window and a concurrency: what is occupied, in order
-	window    time.Duration // for how long a unit counts; 0: for as long as its call runs
-	tooFar    bool          // what is asked for at once takes longer than the horizon, or too many windows
-	windows   float64       // so many windows are taken for one, so that it has as many units as are asked for at once
+	returns limit.Returns
+	opens   time.Duration // before that nothing is given out
+	units   float64       // in a window, or at once
+	room    float64       // that can be given out now; of a token bucket, at at
+	frees   []Free        // of a sliding window and a concurrency: what is occupied, in order
+	window  time.Duration // for how long a unit counts; 0: for as long as its call runs
+	tooFar  bool          // what is asked for at once takes longer than the horizon, or too many windows
+	windows float64       // so many windows count as one, so that it has as many units as are asked for at once
 
 	at    time.Duration // of a token bucket
 	burst float64
@@ -51,14 +51,14 @@ type supply struct {
 // newSupply makes the supply of keys that each have s, of which most units are asked for at once. hold is how long a call runs.
 func newSupply(l *Limit, s State, keys, most float64, many bool, now time.Time, hold time.Duration) *supply {
 	p := &supply{
-		algorithm: l.Rate.Algorithm, opens: l.Opens, units: keys * s.Units, room: keys * s.Room, window: l.Rate.Window,
+		returns: l.Rate.Returns(), opens: l.Opens, units: keys * s.Units, room: keys * s.Room, window: l.Rate.Window,
 		windows: 1, now: now, rate: l.Rate,
 	}
-	switch p.algorithm {
-	case limit.TokenBucket:
+	switch p.returns {
+	case limit.Evenly:
 		p.burst, p.pace = keys*float64(l.Rate.Burst), p.units/float64(l.Rate.Span())
 		return p
-	case limit.FixedWindow:
+	case limit.Together:
 		p.edge = limit.Use{Rate: l.Rate}.NextLook(now, 0).Sub(now)
 		const some = 50
 		p.mean = l.Rate.Later(now.Add(p.edge), some).Sub(now.Add(p.edge)) / some
@@ -104,13 +104,13 @@ func (p *supply) stretch(most float64, many bool, hold time.Duration) {
 
 // when is the earliest that n units can be given out.
 func (p *supply) when(n float64) time.Duration {
-	switch p.algorithm {
-	case limit.FixedWindow:
+	switch p.returns {
+	case limit.Together:
 		if n <= p.room {
 			return p.opens
 		}
 		return max(p.opens, p.begins(math.Ceil((n-p.room)/p.units)-1))
-	case limit.TokenBucket:
+	case limit.Evenly:
 		return max(p.opens, p.at+span(math.Ceil((n-p.room)/p.pace)))
 	}
 	n = min(n, p.units) - p.room - 1e-6
@@ -128,8 +128,8 @@ func (p *supply) when(n float64) time.Duration {
 
 // take gives out n units at a moment that is not before when(n). Their call runs for hold, and arrives after lag.
 func (p *supply) take(at time.Duration, n float64, hold, lag time.Duration) {
-	switch p.algorithm {
-	case limit.FixedWindow:
+	switch p.returns {
+	case limit.Together:
 		var begun float64
 		if at >= p.edge {
 			begun = math.Floor(float64(at-p.edge)/float64(p.mean)) + 1
@@ -141,7 +141,7 @@ func (p *supply) take(at time.Duration, n float64, hold, lag time.Duration) {
 		}
 		p.room = max(0, p.room-n)
 		return
-	case limit.TokenBucket:
+	case limit.Evenly:
 		p.room, p.at = max(n, min(p.burst, p.room+p.pace*float64(at-p.at)))-n, at
 		return
 	}

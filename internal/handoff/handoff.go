@@ -1,8 +1,8 @@
 // Package handoff carries attempts from the dispatchers to the workers through Asynq: one Asynq queue a
 // pool, several attempts an Asynq task, ids only.
 //
-// It only promises speed. An Asynq task may be lost, repeated, run by hand or taken by a worker that dies: the ledger decides
-// what runs, and recovery sends again what nobody started. So Asynq neither retries nor keeps anything, and Tidy removes what it
+// It only promises speed. An Asynq task may be lost, alone or with a worker, repeated, or run by hand: the ledger decides
+// what runs, and recovery sends again what no worker started. So Asynq neither retries nor keeps anything, and Tidy removes what it
 // archives.
 package handoff
 
@@ -33,8 +33,9 @@ import (
 type Message struct {
 	Pool     string
 	ID       string // the Asynq task's
-	Task     string // "": the ledger says
+	Task     string // "": the ledger has it
 	Attempts []Ref
+	Run      bool // one worker keeps all of them to the paces that the ledger has
 }
 
 // ID is the id of a claim's n-th message, sent for the redeliveries-th time.
@@ -60,18 +61,32 @@ func (m Message) asynqTask(queue string) *asynq.Task {
 	for _, r := range m.Attempts {
 		numbers = append(numbers, r.CallID, int64(r.Attempt), r.Wait.Microseconds())
 	}
-	payload, _ := json.Marshal(numbers) // numbers always can
+	var content any = numbers
+	if m.Run {
+		content = asynqRun{numbers}
+	}
+	payload, _ := json.Marshal(content) // numbers always can
 	return asynq.NewTask(prefix+m.Task, payload, asynq.Queue(queue), asynq.TaskID(m.ID),
 		asynq.MaxRetry(0), asynq.Retention(0), asynq.Timeout(24*time.Hour))
+}
+
+// asynqRun is what a run's message holds.
+type asynqRun struct {
+	Run []int64 `json:"run"`
 }
 
 // Read reads the message that an Asynq task carries.
 func Read(pool string, t *asynq.Task) (Message, error) {
 	var numbers []int64
-	if err := json.Unmarshal(t.Payload(), &numbers); err != nil {
+	var run asynqRun
+	err := json.Unmarshal(t.Payload(), &numbers)
+	if err != nil && json.Unmarshal(t.Payload(), &run) == nil {
+		numbers, err = run.Run, nil
+	}
+	if err != nil {
 		return Message{}, fmt.Errorf("read Asynq task: %w", err)
 	}
-	m := Message{Pool: pool, Task: strings.TrimPrefix(t.Type(), prefix)}
+	m := Message{Pool: pool, Task: strings.TrimPrefix(t.Type(), prefix), Run: run.Run != nil}
 	for ; len(numbers) >= 3; numbers = numbers[3:] {
 		if n := numbers[1]; n > 0 && n <= math.MaxInt32 { // else no attempt has it
 			wait := max(0, min(numbers[2], limit.AheadMost.Microseconds())) // Redis can hold nothing up
@@ -82,14 +97,15 @@ func Read(pool string, t *asynq.Task) (Message, error) {
 }
 
 // Broker is the Redis that a database's attempts go through. What does not get through stays open in Postgres, and recovery
-// sends it again. It is safe for concurrent use, but for Deliver and Reachable: these are the dispatcher's.
+// sends it again. It is safe for concurrent use, but for Deliver, Reachable and Beside: these are the dispatcher's.
 type Broker struct {
-	DB     DB // says which queues of Redis belong to this database
+	DB     DB // has the id that queues of this database carry
 	client redis.UniversalClient
 	log    *slog.Logger
 	mu     sync.Mutex // of Open
 	id     string     // of the database, whose queues are its own; several callqs may share a Redis. "": not asked for yet
 	away   bool       // Redis did not take what was last delivered
+	left   string     // what Beside left in Redis
 }
 
 // DB runs statements.
@@ -119,7 +135,7 @@ func (b *Broker) Open(ctx context.Context) error {
 	return nil
 }
 
-// A number is drawn once, by whoever asks first, and stays with the data. A copy of the data has it, too, and so may the number of its
+// A number is drawn once, by the first that asks, and stays with the data. A copy of the data has it, too, and so may the number of its
 // database, but hardly both and the server's.
 const databaseSQL = `
 INSERT INTO callq.call_meta (name, position) VALUES ('database', $1)
@@ -201,14 +217,14 @@ func (b *batch) SAdd(ctx context.Context, key string, members ...any) *redis.Int
 	return b.pipe.SAdd(ctx, key, members...)
 }
 
-// EvalSha enqueues a task. It answers at once as if all were well; the pipeline learns what Redis says.
+// EvalSha enqueues a task. It answers at once as if all were well; the pipeline gets Redis's answer.
 func (b *batch) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
 	b.pipe.EvalSha(ctx, sha, keys, args...)
 	return redis.NewCmdResult(int64(1), nil)
 }
 
-// Pending returns the ids of the messages that nobody has taken yet; dispatchers keep them to what workers can take up soon.
-// (Asynq's Inspector lists them by pages, and misses some if others are taken meanwhile.)
+// Pending returns the ids of the messages that no worker has yet; dispatchers keep them to what workers can begin soon.
+// (Asynq's Inspector lists them by pages, and misses some if others leave meanwhile.)
 func (b *Broker) Pending(ctx context.Context, pool string) ([]string, error) {
 	ctx, end, err := b.begin(ctx)
 	defer end()
@@ -263,6 +279,27 @@ func (b *Broker) Probe(ctx context.Context) error {
 // Probe has a script write a key where an Asynq queue has its own. Redis removes it after a second.
 func Probe(ctx context.Context, client redis.UniversalClient, queue string) error {
 	return client.Eval(ctx, `return redis.call('SET', KEYS[1], '', 'PX', 1000)`, []string{keyOf(queue, "probe")}).Err()
+}
+
+// besideKept is how long Redis keeps what Beside leaves: longer than dispatchers are idle.
+const besideKept = 24 * time.Hour
+
+// Beside reports whether another server hands over calls of a database with this id: a copy of its files that runs beside it. Each
+// leaves the mark of the run of its server in Redis. After a restart or a failover a new mark follows the old one, for good; only
+// a server beside this one comes between two equal marks.
+func (b *Broker) Beside(ctx context.Context, mark string) (bool, error) {
+	ctx, end, err := b.begin(ctx)
+	defer end()
+	if err != nil {
+		return false, err
+	}
+	found, err := b.client.SetArgs(ctx, keyOf(b.prefix(), "server"), mark, redis.SetArgs{Get: true, TTL: besideKept}).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return false, fmt.Errorf("leave the server's mark: %w", err)
+	}
+	beside := err == nil && b.left == mark && found != mark
+	b.left = mark
+	return beside, nil
 }
 
 // Tidy removes what Asynq keeps without need: archived tasks (of workers that died, or cancelled in Asynqmon), active ones whose lease

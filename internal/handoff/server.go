@@ -18,7 +18,7 @@ const (
 )
 
 // Serve takes messages of a pool and delivers them, so many at once, until ctx ends. deliver returns when a message is of no more
-// use. Serve returns once all that it has taken are delivered. While Redis is away, it waits. The Broker must be open.
+// use. Serve returns once all that it received are delivered. While Redis is away, it waits. The Broker must be open.
 func (b *Broker) Serve(ctx context.Context, pool string, concurrency int, deliver func(Message)) error {
 	var delivering sync.RWMutex                              // read-locked during each delivery
 	shut := false                                            // what Asynq still delivers is dropped: recovery sends it again

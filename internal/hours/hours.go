@@ -1,4 +1,4 @@
-// Package hours says when a queue is open: spans of the week, by the wall clock of a time zone.
+// Package hours knows when a queue is open: spans of the week, by the wall clock of a time zone.
 //
 // Hours are open while a clock on a wall of the zone shows a time within a span. Times that are left out when clocks are
 // set forward are not open, and times that are shown twice when clocks are set back are open twice. A span that would
@@ -27,23 +27,23 @@ func (h Hours) Open(t time.Time) (open bool, until time.Time) {
 		return true, time.Time{}
 	}
 	t = t.In(h.zone)
-	open, runs := h.look(t)
+	open, runs := h.shown(t)
 	for {
 		until = t.Add(runs)
 		_, jump := t.ZoneBounds()
-		if jump.IsZero() || until.Before(jump) {
+		if !jump.After(t) || until.Before(jump) { // none, or as Go has it on the last day of a leap year from 2040 on
 			return open, until
 		}
 		t = jump.In(h.zone) // from here on the wall clock shows other times
 		var then bool
-		if then, runs = h.look(t); then != open {
+		if then, runs = h.shown(t); then != open {
 			return open, t
 		}
 	}
 }
 
-// look reports whether the wall clock shows a time within the hours, and how long it must run until that changes.
-func (h Hours) look(t time.Time) (open bool, runs time.Duration) {
+// shown reports whether the wall clock shows a time within the hours, and how long it must run until that changes.
+func (h Hours) shown(t time.Time) (open bool, runs time.Duration) {
 	hour, minute, second := t.Clock()
 	weekday := (int(t.Weekday()) + 6) % 7 // from Monday
 	now := weekday*day + hour*60 + minute

@@ -99,6 +99,7 @@ func TestOpenAcrossJumps(t *testing.T) {
 		{"Mon-Fri 09:00-18:00 Europe/Berlin", "2026-11-23T08:00:00Z", true, "2026-11-23 18:00:00 +0100 CET"},
 		{"Mon-Fri 09:00-18:00 Europe/Berlin", "2026-11-23T16:59:59.999999Z", true, "2026-11-23 18:00:00 +0100 CET"},
 		{"Mon-Fri 09:00-18:00 Europe/Berlin", "2026-11-23T17:00:00Z", false, "2026-11-24 09:00:00 +0100 CET"},
+		{"Mon-Fri 09:00-18:00 Europe/Berlin", "2040-12-31T20:00:00Z", false, "2041-01-01 09:00:00 +0100 CET"},  // ZoneBounds ends before
 		{"Mon-Fri 09:00-18:00 Europe/Berlin", "2026-03-27T20:00:00Z", false, "2026-03-30 09:00:00 +0200 CEST"}, // an hour less of a weekend
 		{"Mon-Fri 09:00-18:00", "2026-11-23T08:00:00Z", false, "2026-11-23 09:00:00 +0000 UTC"},
 

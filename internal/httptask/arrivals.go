@@ -34,7 +34,7 @@ type standing struct {
 	sent, acked time.Time
 }
 
-// Answered says that a request to a host took its place at Written or later, and was answered by Answered, on this worker's
+// Answered means that a request to a host took its place at Written or later, and was answered by Answered, on this worker's
 // monotonic clock.
 type Answered struct {
 	Host     string

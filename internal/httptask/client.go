@@ -131,8 +131,8 @@ func (c *Client) try(request *http.Request, onlyPrivate bool) (*http.Response, e
 	return answer, nil
 }
 
-// statusAlone is an answer of which no more than its status could be read. The API has done what the status says, so nothing is
-// sent again for the rest: that is what reading the body says.
+// statusAlone is an answer of which no more than its status could be read. The API has done what the status means, so nothing is
+// sent again for the rest: that is the error of reading the body.
 func statusAlone(status int, r *http.Request, err error) *http.Response {
 	return &http.Response{
 		Status: strings.TrimSpace(fmt.Sprint(status, " ", http.StatusText(status))), StatusCode: status,
@@ -147,7 +147,7 @@ type unreadable struct{ err error }
 func (u unreadable) Read([]byte) (int, error) { return 0, u.err }
 func (unreadable) Close() error               { return nil }
 
-// headersError says that an answer's headers could not be read.
+// headersError means that an answer's headers could not be read.
 type headersError struct{ error }
 
 func (e *headersError) Error() string {
@@ -258,7 +258,7 @@ func (c *Client) admit(info httptrace.GotConnInfo) error {
 	return conn.admit(c.pass, g.SendBy)
 }
 
-// done ends the request, whose answer was read to its end or not; wrote says whether anything of it was written.
+// done ends the request, whose answer was read to its end or not; wrote reports whether anything of it was written.
 func (c *Client) done(whole bool) (wrote bool) {
 	defer c.stop()
 	seen := c.pass.end(whole)
@@ -274,7 +274,7 @@ func (c *Client) done(whole bool) (wrote bool) {
 }
 
 // fromProgram reports whether an answer of this status comes from the API's program, which reads requests in their order. What a
-// gateway says by itself, or a server to an idle connection, tells nothing of the requests that stand behind it.
+// gateway answers by itself, or a server to an idle connection, tells nothing of the requests that stand behind it.
 func fromProgram(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -338,7 +338,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-const maxDrain = 256 << 10 // read of what nobody wants of an answer
+const maxDrain = 256 << 10 // read of the rest of an answer
 
 // Close reads a little on first: many do not read to the end what they want no more of, and the connection can be
 // used again.

@@ -153,7 +153,7 @@ func race(ctx context.Context, addrs []string, dial func(context.Context, string
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	results := make(chan result, len(addrs)) // with room for all: nobody waits to be heard
+	results := make(chan result, len(addrs)) // with room for all: no sender waits
 	timer := time.NewTimer(nextAddress)
 	defer timer.Stop()
 	begun := 0

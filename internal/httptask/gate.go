@@ -43,16 +43,16 @@ type gatedConn struct {
 	net.Conn              // the TLS connection, or raw itself
 	raw      *net.TCPConn // with SO_LINGER 0: to close it is to reset it
 	dialed   time.Time    // before the connection was asked for
-	closing  sync.Once    // so that whoever closes waits until the descriptor is closed
+	closing  sync.Once    // so that each caller of Close waits until the descriptor is closed
 
 	rtt  time.Duration // what connecting took
 	host *idleTime
 
 	mu        sync.Mutex
-	pass      *pass         // whose request may be written; nil: nobody's
+	pass      *pass         // whose request may be written; nil: none
 	spent     bool          // no request may begin here any more
 	reason    error         // why; nil: ErrSpent
-	used      bool          // the server has answered here: it has taken the connection from its queue
+	used      bool          // the server has answered here: it has accepted the connection
 	had       bool          // a pass was admitted
 	reserved  bool          // for a pass that is about to be admitted
 	last      time.Time     // the last byte came in; until then, when it was connected
@@ -65,14 +65,14 @@ type pass struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc // ends the attempt when its connection has no more to give
 
-	mu    sync.Mutex // of the next two; taken under a connection's mu, never the other way round
+	mu    sync.Mutex // of the next two; locked under a connection's mu, never the other way round
 	conn  *gatedConn // set by admit; the rest is guarded by its mu
 	ended bool       // it is admitted no more
 
 	sendBy  time.Time                    // zero: no bound
 	arrived func(acked, later time.Time) // see Grant.Arrived
 
-	arrivals  *Arrivals // has the lock of the next two, which is taken last
+	arrivals  *Arrivals // has the lock of the next two, which is locked last
 	host      *arrivals // where the request goes
 	overtaken time.Time // it, or a request that was written to the host after it was acknowledged, was answered
 
@@ -150,7 +150,7 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// begin says for whom b may be written. From here on it counts as written, whatever happens.
+// begin returns for which pass b may be written. From here on it counts as written, whatever happens.
 func (c *gatedConn) begin(b []byte) (*pass, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +160,7 @@ func (c *gatedConn) begin(b []byte) (*pass, error) {
 	}
 	if !p.Wrote {
 		if err := c.refusal(p, b); err != nil {
-			p.cancel(err) // else net/http would look for another connection
+			p.cancel(err) // else net/http would use another connection
 			return nil, err
 		}
 		p.began = time.Now()
@@ -290,7 +290,7 @@ func (c *gatedConn) Close() error {
 // is under way and nothing more leaves.
 func (c *gatedConn) reset() { c.closing.Do(func() { _ = c.raw.Close() }) }
 
-// end takes the leave back, and returns what the gate saw. whole says that the answer was read to its end; if it was
+// end takes the leave back, and returns what the gate saw. whole means that the answer was read to its end; if it was
 // not, or the request is still being written, the connection is reset. Anybody may call it, while the request is made too.
 func (p *pass) end(whole bool) Seen {
 	p.mu.Lock()
@@ -333,7 +333,7 @@ func (p *pass) end(whole bool) Seen {
 	return p.Seen
 }
 
-// proves notes that the API's program answered the request, as its status says.
+// proves notes that the API's program answered the request, by its status.
 func (p *pass) proves() {
 	c := p.conn
 	c.mu.Lock()

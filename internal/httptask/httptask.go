@@ -17,7 +17,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Config says what the built-in task http may do. Zero values mean the defaults.
+// Config is what the built-in task http may do. Zero values mean the defaults.
 type Config struct {
 	// Hosts, when there are any, are the only ones that may be called: host or host:port.
 	Hosts []string

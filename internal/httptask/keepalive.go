@@ -31,7 +31,7 @@ type idleTimes struct {
 
 // idleTime is what is known of one host.
 type idleTime struct {
-	mu       sync.Mutex    // taken last
+	mu       sync.Mutex    // locked last
 	proven   time.Duration // the longest idle time after which a connection was answered
 	closed   time.Duration // the shortest after which the server closes one, as it seems; 0: unknown
 	closedAt time.Time     // when that was learnt
@@ -155,7 +155,7 @@ func announcedIdle(header http.Header) time.Duration {
 	return 0
 }
 
-// announce notes what an answer's header says.
+// announce notes an answer's header.
 func (c *gatedConn) announce(header http.Header) {
 	c.mu.Lock()
 	c.announced = announcedIdle(header)
@@ -202,7 +202,7 @@ func (c *gatedConn) expire() {
 	_ = c.Close()
 }
 
-// reserve takes the connection for a request, which is to ask for its start now. An error says that the connection takes none
+// reserve takes the connection for a request, which is to ask for its start now. An error means that the connection takes none
 // any more. The request before it is over: else net/http would not have given the connection away.
 func (c *gatedConn) reserve(pooled bool) error {
 	c.mu.Lock()
@@ -230,7 +230,7 @@ func (c *gatedConn) tooLate(now time.Time) bool {
 	return now.Sub(c.last) > bound+max(min(bound/8, 500*time.Millisecond), leastMargin)
 }
 
-// spend says that no request may begin here any more; the first reason stays. The caller holds mu.
+// spend lets no request begin here any more; the first reason stays. The caller holds mu.
 func (c *gatedConn) spend(why error) {
 	if !c.spent {
 		c.spent, c.reason = true, why
@@ -239,7 +239,7 @@ func (c *gatedConn) spend(why error) {
 
 func (c *gatedConn) why() error { return cmp.Or(c.reason, ErrSpent) }
 
-// spoil notes what came in without a request: nothing that may be taken for an answer to the next. The caller holds mu.
+// spoil notes what came in without a request: nothing that could pass for an answer to the next. The caller holds mu.
 func (c *gatedConn) spoil(b []byte, err error, now time.Time) error {
 	switch {
 	case isHTTP2(b):

@@ -28,7 +28,7 @@ func (t *Task) read(call *Call) (*request, error) {
 	return r, nil
 }
 
-// mayCall refuses requests to hosts that may not be called; which addresses may, the dialer says.
+// mayCall refuses requests to hosts that may not be called; the dialer decides which addresses may.
 func (t *Task) mayCall(u *url.URL) error {
 	if len(t.hosts) > 0 && !t.hosts.have(hostOf(u)) {
 		return refused(errors.New("the host is not in http_task.hosts"))
@@ -48,7 +48,7 @@ func (t *Task) mayReach(u *url.URL, ip netip.Addr, onlyPrivate bool) error {
 	return nil
 }
 
-// RefusedError says that this worker may not make a call, and another may be able to: workers publish their Settings with their
+// RefusedError means that this worker may not make a call, and another may be able to: workers publish their Settings with their
 // heartbeats. If one can, the call goes back unsent; else it fails, with the reason.
 type RefusedError struct {
 	error
@@ -152,7 +152,7 @@ func (a *addresses) refusal(h hostPort, ip netip.Addr) error {
 	return outcome.Permanent(&RefusedError{err, ip})
 }
 
-// private says that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6
+// private reports that an address is not on the public Internet, nor among those allowed. An IPv4 address inside an IPv6
 // one (mapped, NAT64) is judged itself; forms that nothing public uses are private.
 func (a *addresses) private(ip netip.Addr, allowed []netip.Prefix) bool {
 	ip = ip.Unmap().WithZone("")

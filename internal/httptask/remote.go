@@ -10,7 +10,7 @@ import (
 // maxRemotes is how many limits an answer may speak of. No API has as many; what a hostile one adds is not read.
 const maxRemotes = 100
 
-// Remote is what an answer says of one of the API's own limits. -1: it does not say, or not in a way that can be read.
+// Remote is one of the API's own limits as an answer has it. -1: it does not, or not in a way that can be read.
 type Remote struct {
 	Name             string // as in Refusal.Names; "": it has none
 	Limit, Remaining int64
@@ -35,7 +35,7 @@ func remoteForms() []remoteForm {
 	}
 }
 
-// resetAfter says the same as X-Ratelimit-Reset by no clock. It is not about a limit named "after".
+// resetAfter is the same as X-Ratelimit-Reset by no clock. It is not about a limit named "after".
 const resetAfter = "X-Ratelimit-Reset-After"
 
 // Remotes reads what an answer of any status says of the API's own limits: form by form, those of a form by name, policies as the

@@ -75,7 +75,7 @@ func readRequest(call *Call, s secrets) (*request, error) {
 		}
 		u.User = nil
 	}
-	setDefaults(header, call) // checkName lets nobody else set Callq-…
+	setDefaults(header, call) // checkName lets no other set Callq-…
 	if err := tryHeader(r); err != nil {
 		return nil, err
 	}

@@ -88,7 +88,7 @@ func readResponse(r *http.Response, secrets needles, maxBytes int) answer {
 	return a
 }
 
-// cut says that the answer's body is not whole, and why.
+// cut marks the answer's body as not whole, and why.
 func (a *answer) cut() string {
 	if reason, short := strings.CutPrefix(a.CutReason, "it ended "); short {
 		return "the answer's body ended " + reason

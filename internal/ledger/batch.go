@@ -15,7 +15,7 @@ type Batch[Q, A any] struct {
 	run      func(context.Context, []Q) ([]A, error)
 	weigh    func(Q) int                  // bytes that a request carries
 	linger   func(Q, time.Time) time.Time // see NewBatch
-	last     time.Time                    // when the last statement began; whoever has the turn owns it
+	last     time.Time                    // when the last statement began; the goroutine whose turn it is owns it
 	size     int
 	now      atomic.Int64 // the maximum for now: less while statements take long
 }
@@ -26,7 +26,7 @@ type request[Q, A any] struct {
 }
 
 // NewBatch groups up to size requests into one call of run, which answers them in their order. It groups fewer if they are
-// large by weigh, or if run takes long: a statement beyond its timeout would never get anything done. linger says until when a
+// large by weigh, or if run takes long: a statement beyond its timeout would never get anything done. linger is until when a
 // request waits for others, if the last statement began at last. weigh and linger may be nil.
 func NewBatch[Q, A any](
 	size int, weigh func(Q) int, linger func(ask Q, last time.Time) time.Time, run func(context.Context, []Q) ([]A, error),

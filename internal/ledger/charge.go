@@ -24,7 +24,7 @@ type Opened struct {
 	SendWithin *time.Duration // of one that has started; nil: no gate bounds its request
 }
 
-// opened is a row of openSQL.
+// opened is a row of lockOpenSQL.
 type opened struct {
 	Nth int // of the closings
 	Opened
@@ -33,13 +33,13 @@ type opened struct {
 	Former    bool           `db:"former"` // of a former epoch
 }
 
-// rule is a limit as charges follow from it. Stamp is another whenever its row has changed.
+// rule is a limit as charges follow from it. Version is another whenever its row has changed.
 type rule struct {
-	Name   string
-	Stamp  string
-	Epoch  string
-	Anchor limit.Anchor // "": by the task
-	Window time.Duration
+	Name    string
+	Version string
+	Epoch   string
+	Anchor  limit.Anchor // "": by the task
+	Window  time.Duration
 	limit.Unanswered
 	Width     time.Duration // of its buckets
 	PerKey    bool
@@ -58,25 +58,25 @@ type charge struct {
 
 // bill is what the closings of one statement are charged, and what they free: closeSQL's arguments.
 type bill struct {
-	rules   map[string]rule
-	arrived []*time.Time
-	proofs  []*string    // what the arrivals rest on, where that is not the attempts' own ends
-	ends    []*time.Time // of those charged to a concurrency limit: a bound on their end, where no earlier one is proven
-	charges []*string
-	used    map[usage]int64
-	freed   map[[2]string]bool // queue and key
-	stamps  map[string]string  // of the limits that it goes by; "": there is no such limit any more
+	rules    map[string]rule
+	arrived  []*time.Time
+	proofs   []*string    // what the arrivals rest on, where that is not the attempts' own ends
+	ends     []*time.Time // of those charged to a concurrency limit: a bound on their end, where no earlier one is proven
+	charges  []*string
+	used     map[usageRow]int64
+	freed    map[[2]string]bool // queue and key
+	versions map[string]string  // of the limits that it goes by; "": there is no such limit any more
 }
 
-// usage is a row of call_usage.
-type usage struct {
+// usageRow is a row of call_usage.
+type usageRow struct {
 	limit, key string
 	bucket     int64 // its end, in µs
 	side       int32 // -1: a failover found the attempt open; 0: its until is unknown
 }
 
 type entry struct {
-	usage
+	usageRow
 	cost int64
 }
 
@@ -85,7 +85,7 @@ func newBill(closings []Closing, rules map[string]rule) (*bill, error) {
 	n := len(closings)
 	b := &bill{
 		rules: rules, arrived: make([]*time.Time, n), proofs: make([]*string, n), ends: make([]*time.Time, n), charges: make([]*string, n),
-		used: map[usage]int64{}, freed: map[[2]string]bool{}, stamps: map[string]string{},
+		used: map[usageRow]int64{}, freed: map[[2]string]bool{}, versions: map[string]string{},
 	}
 	for i, c := range closings {
 		b.free(c)
@@ -127,16 +127,16 @@ func (b *bill) add(i int, c Closing) error {
 		switch {
 		case proof == limit.NoProof:
 			b.arrived[i] = new(limit.Unknown())
-			charged.Until = stamp(limit.Unknown())
-			used = append(used, entry{usage{name, charged.Key, limit.Unknown().UnixMicro(), 0}, cost})
+			charged.Until = jsonTime(limit.Unknown())
+			used = append(used, entry{usageRow{name, charged.Key, limit.Unknown().UnixMicro(), 0}, cost})
 		case r.Window > 0:
 			b.arrived[i] = later(b.arrived[i], until)
-			charged.Until = stamp(until)
-			used = append(used, entry{usage{name, charged.Key, r.bucket(until, ofFormer), 1}, cost})
+			charged.Until = jsonTime(until)
+			used = append(used, entry{usageRow{name, charged.Key, r.bucket(until, ofFormer), 1}, cost})
 		default: // the close is later than the start
 			b.ends[i] = later(b.ends[i], until)
 			if arrival.EndBy == nil {
-				used = append(used, entry{usage{name, charged.Key, until.UnixMicro(), 1}, cost})
+				used = append(used, entry{usageRow{name, charged.Key, until.UnixMicro(), 1}, cost})
 			}
 		}
 		charges = append(charges, charged)
@@ -149,7 +149,7 @@ func (b *bill) add(i int, c Closing) error {
 			u.side = -1
 		}
 		if u.cost > 0 {
-			b.used[u.usage] += u.cost
+			b.used[u.usageRow] += u.cost
 		}
 	}
 	switch {
@@ -165,8 +165,8 @@ func (b *bill) add(i int, c Closing) error {
 	return err
 }
 
-// stamp is a time as Postgres writes it in JSON.
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.999999-07:00") }
+// jsonTime is a time as Postgres writes it in JSON.
+func jsonTime(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.999999-07:00") }
 
 // until is until when the attempt counts for a limit, and what that rests on. For a concurrency limit it is a bound on its end,
 // where no earlier one is proven.
@@ -192,7 +192,7 @@ func (b *bill) free(c Closing) {
 	settledLess := c.Settled != nil && *c.Settled < c.Opened.Cost
 	for k, name := range c.Opened.Limits {
 		r := b.rules[name]
-		b.stamps[name] = r.Stamp
+		b.versions[name] = r.Version
 		if r.PerKey && (c.Arrival == nil || r.Window == 0 || r.CountCost && settledLess) {
 			for _, queue := range r.Queues {
 				b.freed[[2]string{queue, c.Opened.Keys[k]}] = true
@@ -203,22 +203,22 @@ func (b *bill) free(c Closing) {
 
 // args adds the bill to the arguments of closeSQL.
 func (b *bill) args(args map[string]any) {
-	used := slices.SortedFunc(maps.Keys(b.used), func(u, v usage) int { // in the order of their locks
+	used := slices.SortedFunc(maps.Keys(b.used), func(u, v usageRow) int { // in the order of their locks
 		return cmp.Or(cmp.Compare(u.limit, v.limit), cmp.Compare(u.key, v.key), cmp.Compare(u.bucket, v.bucket), cmp.Compare(u.side, v.side))
 	})
-	freed, names := slices.Collect(maps.Keys(b.freed)), slices.Collect(maps.Keys(b.stamps))
+	freed, names := slices.Collect(maps.Keys(b.freed)), slices.Collect(maps.Keys(b.versions))
 	maps.Copy(args, map[string]any{
 		"arrived":      b.arrived,
 		"proofs":       sparse(b.proofs, func(text *string) *string { return text }),
 		"ends":         sparse(b.ends, func(t *time.Time) *time.Time { return t }),
 		"charges":      sparse(b.charges, func(text *string) *string { return text }),
 		"limits":       names,
-		"stamps":       column(names, func(name string) string { return b.stamps[name] }),
-		"used_limits":  column(used, func(u usage) string { return u.limit }),
-		"used_keys":    column(used, func(u usage) string { return u.key }),
-		"buckets":      column(used, func(u usage) time.Time { return time.UnixMicro(u.bucket) }),
-		"sides":        column(used, func(u usage) int32 { return u.side }),
-		"costs":        column(used, func(u usage) int64 { return b.used[u] }),
+		"versions":     column(names, func(name string) string { return b.versions[name] }),
+		"used_limits":  column(used, func(u usageRow) string { return u.limit }),
+		"used_keys":    column(used, func(u usageRow) string { return u.key }),
+		"buckets":      column(used, func(u usageRow) time.Time { return time.UnixMicro(u.bucket) }),
+		"sides":        column(used, func(u usageRow) int32 { return u.side }),
+		"costs":        column(used, func(u usageRow) int64 { return b.used[u] }),
 		"freed_queues": column(freed, func(f [2]string) string { return f[0] }),
 		"freed_keys":   column(freed, func(f [2]string) string { return f[1] }),
 	})
@@ -258,7 +258,7 @@ func (r rule) bucket(until time.Time, former bool) int64 {
 	if r.KnownAt != nil && !former {
 		until = *later(&until, r.KnownAt.Add(r.Width))
 	}
-	at, width := until.UnixMicro(), max(r.Width.Microseconds(), 1)
+	at, width := until.UnixMicro(), r.Width.Microseconds()
 	return at - at%width + width
 }
 

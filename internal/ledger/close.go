@@ -23,7 +23,7 @@ type Closing struct {
 	CallID    int64
 	Attempt   int32
 	Token     int64   // that started it; 0: none has
-	Unstarted bool    // close it also if nobody has started it
+	Unstarted bool    // close it also if it has not started
 	Opened    *Opened // nil: the close reads it first
 
 	Outcome  callqueue.Outcome
@@ -36,7 +36,8 @@ type Closing struct {
 	// Arrival bounds when the request reached the API, as offsets from the start, or from the claim if no start is recorded.
 	// Nil: it was provably never sent, so nothing is charged.
 	Arrival *limit.Arrival
-	Host    string // where the request was sent to; "": unknown
+	Host    string        // where the request was sent to; "": unknown
+	Turn    time.Duration // from the start to when one of a run might be sent
 
 	// What becomes of the call, unless it has moved on.
 	Status callqueue.Status
@@ -45,7 +46,7 @@ type Closing struct {
 
 	Frees bool // for the caller, who wakes dispatchers that may wait for its end
 
-	acked     *time.Duration // when the row says that the request was acknowledged, from the start
+	acked     *time.Duration // when the request was acknowledged, by the row, from the start
 	overtaken *time.Duration // likewise, that it had been read
 	former    bool           // the row is of a former epoch
 }
@@ -65,21 +66,32 @@ type Closer struct {
 func (c *Closer) Close(ctx context.Context, db Beginner, closings []Closing) (closed []int64, err error) {
 	unread := func(c Closing) bool { return c.Opened == nil || c.Arrival != nil && c.Opened.From.IsZero() }
 	if rules := c.rules.Load(); rules != nil && !slices.ContainsFunc(closings, unread) {
-		closed, err = closeBy(ctx, db, closings, *rules, "100ms")
+		closed, err = c.close(ctx, db, closings, *rules, lockWait)
 		if err != nil && !hasCode(err, "40001") || len(closed) == len(closings) { // serialization_failure
 			return closed, err
 		}
+		closings = slices.DeleteFunc(slices.Clone(closings), func(c Closing) bool { return slices.Contains(closed, c.CallID) })
 	}
-	left := slices.DeleteFunc(slices.Clone(closings), func(c Closing) bool { return slices.Contains(closed, c.CallID) })
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		more, rules, err := closeRead(ctx, tx, left, "100ms")
-		if err == nil {
-			closed = append(closed, more...)
-			c.rules.Store(&rules)
-		}
+		more, err := c.close(ctx, tx, closings, nil, lockWait)
+		closed = append(closed, more...)
 		return err
 	})
 	return closed, err
+}
+
+// CloseFree is Close for attempts whose rows no other transaction has locked. It waits for none; busy is the ids of the calls
+// that it skipped.
+func CloseFree(ctx context.Context, db schema.DB, closings []Closing) (closed, busy []int64, err error) {
+	id := func(c Closing) int64 { return c.CallID }
+	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
+		closed, err = new(Closer).close(ctx, tx, free, nil, lockWait)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return closed, busy, nil
 }
 
 // GoByAcks reports whether one of the limits takes an acknowledgement for an arrival, or that is not known.
@@ -93,38 +105,50 @@ func (c *Closer) Warm(ctx context.Context, db Beginner) error {
 	if _, err := c.Close(ctx, db, []Closing{{}}); err != nil {
 		return err
 	}
-	args := openArgs(nil, "100ms")
-	new(bill).args(args)
 	for _, charges := range []bool{false, true} {
-		if _, err := queryIDs(ctx, db, closeSQL(charges, false), args); err != nil {
+		if _, err := queryIDs(ctx, db, closeSQL(charges, false), closeArgs(nil, new(bill), lockWait)); err != nil {
 			return Wrap("plan closes", err)
 		}
 	}
 	return nil
 }
 
-// CloseFree is Close for attempts whose rows nobody else has locked. It waits for none; busy is the ids of the calls that it
-// skipped.
-func CloseFree(ctx context.Context, db schema.DB, closings []Closing) (closed, busy []int64, err error) {
-	id := func(c Closing) int64 { return c.CallID }
-	busy, err = onFree(ctx, db, true, closings, id, func(tx pgx.Tx, free []Closing) (err error) {
-		closed, _, err = closeRead(ctx, tx, free, "100ms")
-		return err
-	})
-	if err != nil {
-		return nil, nil, err
+// lockWait is how long a close waits for each lock, as the whole batch waits with it.
+const lockWait = "100ms"
+
+// close closes attempts by the rules, in one statement. Without rules it needs a transaction: it first locks and reads the open
+// rows, and reads the rules. It waits so long for each lock; "0": for ever.
+func (c *Closer) close(ctx context.Context, db DB, closings []Closing, rules map[string]rule, wait string) (closed []int64, err error) {
+	closings = inIDOrder(closings)
+	reads := rules == nil
+	if reads {
+		if closings, err = lockOpen(ctx, db, closings, wait); err != nil {
+			return nil, Wrap("lock attempts to close", err)
+		}
 	}
-	return closed, busy, nil
+	for range 5 { // a limit may change before the statement sees it, or a few
+		if reads {
+			if rules, err = c.readRules(ctx, db); err != nil || len(closings) == 0 {
+				return nil, Wrap("read the limits", err)
+			}
+		}
+		b, err := newBill(closings, rules)
+		if err != nil {
+			return nil, fmt.Errorf("charge attempts: %w", err)
+		}
+		closed, err := queryIDs(ctx, db, closeSQL(b.charged(), len(b.freed) > 0), closeArgs(closings, b, wait))
+		if !reads || err != nil || len(closed) > 0 {
+			return closed, Wrap("close attempts", err)
+		}
+	}
+	return nil, errors.New("close attempts: their limits change all the time")
 }
 
-// closeRead locks the open rows, reads them and their limits' rules, and closes the attempts. It waits so long for each lock;
-// "0": for ever. It sets attempts of former calls aside.
-func closeRead(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) (closed []int64, rules map[string]rule, err error) {
-	closings = inIDOrder(closings)
-	ids := column(closings, func(c Closing) int64 { return c.CallID })
+// lockOpen locks the rows that closings end, and returns these closings, with what the rows hold. It sets attempts of former calls
+// aside.
+func lockOpen(ctx context.Context, db DB, closings []Closing, wait string) (open []Closing, err error) {
 	var batch pgx.Batch
-	var open []Closing
-	batch.Queue(openSQL, openArgs(closings, wait)).Query(func(rows pgx.Rows) error {
+	batch.Queue(lockOpenSQL, openArgs(closings, wait)).Query(func(rows pgx.Rows) error {
 		read, err := pgx.CollectRows(rows, pgx.RowToStructByName[opened])
 		for _, o := range read {
 			c := closings[o.Nth-1]
@@ -136,38 +160,42 @@ func closeRead(ctx context.Context, tx pgx.Tx, closings []Closing, wait string) 
 		}
 		return err
 	})
-	batch.Queue(setAsideSQL, ids)
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return nil, nil, Wrap("lock attempts to close", err)
-	}
-	for range 5 { // a limit may change before the statement sees it, or a few
-		if rules, err = readRules(ctx, tx); err != nil || len(open) == 0 {
-			return nil, rules, err
-		}
-		if closed, err = closeBy(ctx, tx, open, rules, wait); err != nil || len(closed) > 0 {
-			return closed, rules, err
-		}
-	}
-	return nil, rules, errors.New("close attempts: their limits change all the time")
+	batch.Queue(setAsideSQL, column(closings, func(c Closing) int64 { return c.CallID }))
+	return open, db.SendBatch(ctx, &batch).Close()
 }
 
-func readRules(ctx context.Context, db DB) (map[string]rule, error) {
+// readRules also has the next closes go by them.
+func (c *Closer) readRules(ctx context.Context, db DB) (map[string]rule, error) {
 	rows, _ := db.Query(ctx, rulesSQL) // CollectRows returns its error
 	read, err := pgx.CollectRows(rows, pgx.RowToStructByPos[rule])
 	rules := make(map[string]rule, len(read))
 	for _, r := range read {
 		rules[r.Name] = r
 	}
-	return rules, Wrap("read the limits", err)
+	if err == nil {
+		c.rules.Store(&rules)
+	}
+	return rules, err
 }
 
-// closeBy closes attempts that are known. It waits so long for each lock.
-func closeBy(ctx context.Context, db DB, closings []Closing, rules map[string]rule, wait string) ([]int64, error) {
-	closings = inIDOrder(closings)
-	b, err := newBill(closings, rules)
-	if err != nil {
-		return nil, fmt.Errorf("charge attempts: %w", err)
+func inIDOrder(closings []Closing) []Closing {
+	return slices.SortedFunc(slices.Values(closings), func(a, b Closing) int { return cmp.Compare(a.CallID, b.CallID) })
+}
+
+// openArgs are the arguments that say which open rows the closings end.
+func openArgs(closings []Closing, wait string) pgx.NamedArgs {
+	return pgx.NamedArgs{
+		"wait":      wait,
+		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
+		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
+		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
+		"unstarted": sparse(closings, func(c Closing) *bool { return nonZero(c.Unstarted) }),
+		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
 	}
+}
+
+// closeArgs are the arguments of closeSQL.
+func closeArgs(closings []Closing, b *bill, wait string) pgx.NamedArgs {
 	args := openArgs(closings, wait)
 	b.args(args)
 	maps.Copy(args, pgx.NamedArgs{
@@ -186,25 +214,9 @@ func closeBy(ctx context.Context, db DB, closings []Closing, rules map[string]ru
 		"statuses":  column(closings, func(c Closing) string { return string(c.Status) }),
 		"failed":    sparse(closings, func(c Closing) *bool { return nonZero(c.Failed) }),
 		"delay":     sparse(closings, func(c Closing) *time.Duration { return up(c.Delay) }),
+		"turns":     sparse(closings, func(c Closing) *time.Duration { return nonZero(c.Turn.Truncate(time.Microsecond)) }),
 	})
-	closed, err := queryIDs(ctx, db, closeSQL(b.charged(), len(b.freed) > 0), args)
-	return closed, Wrap("close attempts", err)
-}
-
-func inIDOrder(closings []Closing) []Closing {
-	return slices.SortedFunc(slices.Values(closings), func(a, b Closing) int { return cmp.Compare(a.CallID, b.CallID) })
-}
-
-// openArgs are the arguments that say which open rows the closings end.
-func openArgs(closings []Closing, wait string) pgx.NamedArgs {
-	return pgx.NamedArgs{
-		"wait":      wait,
-		"ids":       column(closings, func(c Closing) int64 { return c.CallID }),
-		"attempts":  column(closings, func(c Closing) int32 { return c.Attempt }),
-		"tokens":    column(closings, func(c Closing) *int64 { return nonZero(c.Token) }),
-		"unstarted": sparse(closings, func(c Closing) *bool { return nonZero(c.Unstarted) }),
-		"charged":   column(closings, func(c Closing) bool { return c.Arrival != nil }),
-	}
+	return args
 }
 
 // ackedAt is when the charges say that the request was acknowledged.

@@ -2,7 +2,7 @@ package ledger
 
 // DataSQL is the text of call_data of a call q, as a handler gets it; NULL: it is longer than most, and not for a worker.
 //
-// A number of 10 bytes may print 131,072 digits, and compressed data says nothing of its length: Postgres might take seconds to
+// A number of 10 bytes may print 131,072 digits, and compressed data hides its length: Postgres might take seconds to
 // print it, or fail. So where few bytes could be much text, the size of the value, which is at most 4 times the text, and the
 // digits of large numbers come first. Text that is too long goes no further: kept for a whole batch, it would fill the disk.
 const DataSQL = `(SELECT CASE WHEN octet_length(text) <= most THEN text END FROM (SELECT CASE

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Answered says that a request to a host was written at Written or later, and answered by Answered, on Postgres's clock.
+// Answered means that a request to a host was written at Written or later, and answered by Answered, on Postgres's clock.
 type Answered struct {
 	Host     string
 	Written  time.Time
@@ -77,16 +77,16 @@ func Prove(ctx context.Context, db schema.DB) (proven, assumed int, err error) {
 	var batch pgx.Batch
 	batch.Queue(forgetHostsSQL)
 	batch.Queue(askHostsSQL)
-	batch.Queue(provenSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&proven) })
-	batch.Queue(assumedSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&assumed) })
-	batch.Queue(agedSQL + settleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&aged) })
+	batch.Queue(provenSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&proven) })
+	batch.Queue(assumedSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&assumed) })
+	batch.Queue(agedSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&aged) })
 	err = db.SendBatch(ctx, &batch).Close()
 	return proven, assumed + aged, Wrap("prove arrivals", err)
 }
 
 // LetOff counts the requests in doubt of one limit as arrived now, on an operator's word, and returns how many they were.
 func LetOff(ctx context.Context, tx pgx.Tx, limitName string) (n int, err error) {
-	err = tx.QueryRow(ctx, letOffSQL+settleSQL, limitName).Scan(&n)
+	err = tx.QueryRow(ctx, letOffSQL, limitName).Scan(&n)
 	return n, Wrap("count requests in doubt as arrived", err)
 }
 
@@ -108,16 +108,17 @@ DELETE FROM callq.call_hosts
 WHERE asked_at < clock_timestamp() - interval '1 minute' OR asked_at > clock_timestamp() + interval '1 minute'
    OR answered_at > clock_timestamp() + interval '100 ms'`
 
-	// provenSQL uses call_attempts_unproven_idx, as does assumedSQL. settleSQL follows.
+	// provenSQL uses call_attempts_unproven_idx, as does assumedSQL.
 	provenSQL = `
-WITH settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, h.answered_at AS at, 'later' AS proof, NULL AS only
+SELECT callq.settle(array_agg(call_id), array_agg(attempt), array_agg(at), 'later', NULL)
+FROM (
+    SELECT a.call_id, a.attempt, h.answered_at AS at
     FROM callq.call_hosts h
     JOIN public.call_attempts a ON a.host = h.host AND a.sent_by + interval '2 seconds' <= h.written_at AND a.arrived_by = ` + limit.UnknownSQL + `
     ORDER BY a.call_id, a.attempt
     LIMIT 500
     FOR NO KEY UPDATE OF a SKIP LOCKED
-)`
+) a`
 
 	// It waits up to half as long again, by a hash: in step with an API that stands still at regular times, no probe would ever find
 	// it awake.
@@ -140,77 +141,35 @@ WITH due AS MATERIALIZED (
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ), probed AS (
     UPDATE callq.call_hosts h SET probed_at = clock_timestamp() FROM due d WHERE h.host = d.host
-), settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, NULL AS only
+)
+SELECT callq.settle(array_agg(call_id), array_agg(attempt), array_agg(clock_timestamp()), 'assumed', NULL)
+FROM (
+    SELECT a.call_id, a.attempt
     FROM due d
     JOIN public.call_attempts a ON a.call_id = d.call_id AND a.attempt = d.attempt AND a.arrived_by = ` + limit.UnknownSQL + `
     FOR NO KEY UPDATE OF a SKIP LOCKED
-)`
+) a`
 
 	agedSQL = `
-WITH settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at,
-        'assumed' AS proof, NULL AS only
+SELECT callq.settle(array_agg(call_id), array_agg(attempt), array_agg(clock_timestamp()), 'assumed', NULL)
+FROM (
+    SELECT a.call_id, a.attempt
     FROM public.call_attempts a
     WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND greatest(a.sent_by, a.finished_at) < clock_timestamp() - interval '1 day'
     ORDER BY a.call_id, a.attempt
     LIMIT 500
     FOR NO KEY UPDATE OF a SKIP LOCKED
-)`
+) a`
 
 	// letOffSQL settles what counts for one limit.
 	letOffSQL = `
-WITH settled AS MATERIALIZED (
-    SELECT a.call_id, a.attempt, a.task, a.sent_by, a.finished_at, a.charged, a.key AS own, a.cost AS own_cost, a.settled, clock_timestamp() AS at, 'assumed' AS proof, $1::text AS only
+SELECT callq.settle(array_agg(call_id), array_agg(attempt), array_agg(clock_timestamp()), 'assumed', $1)
+FROM (
+    SELECT a.call_id, a.attempt
     FROM public.call_attempts a
     WHERE a.arrived_by = ` + limit.UnknownSQL + ` AND EXISTS (
         SELECT FROM jsonb_to_recordset(a.charged) AS c ("limit" text, until timestamptz) WHERE c."limit" = $1 AND c.until = a.arrived_by)
     ORDER BY a.call_id, a.attempt
     FOR NO KEY UPDATE OF a
-)`
-
-	// settleSQL moves the charges of settled attempts, to all limits or only one. A limit that counts otherwise by now was counted anew
-	// as it is (policy.Backfill). A limit that an attempt was anchored to at its end
-	// counts it until then, and slack. Buckets are as in rule.bucket.
-	settleSQL = `, charges AS MATERIALIZED (
-    SELECT s.call_id, s.attempt, s.proof, c.nth, c."limit" AS name, c.key, c.cost, m.was_unknown,
-        CASE WHEN l.per_key IS NULL THEN c.key WHEN l.per_key THEN s.own ELSE '' END AS used_key,
-        CASE WHEN l.count_cost IS NULL THEN c.cost WHEN l.count_cost THEN coalesce(s.settled, s.own_cost) ELSE 1 END AS used_cost,
-        coalesce(l.bucket_width, l.window_size / 200, '0') AS width, l.window_size, l.known_at,
-        CASE WHEN NOT m.was_unknown THEN c.until
-            ELSE greatest(s.at, coalesce(l.slack, '1 minute') + CASE
-                WHEN l.window_size > '0' AND coalesce(l.anchor, CASE s.task WHEN 'http' THEN 'start' ELSE 'finish' END) = 'start'
-                THEN s.sent_by ELSE s.finished_at END) END AS until
-    FROM settled s
-    CROSS JOIN LATERAL ROWS FROM (
-        jsonb_to_recordset(s.charged) AS ("limit" text, key text, cost bigint, until timestamptz)
-    ) WITH ORDINALITY AS c ("limit", key, cost, until, nth)
-    CROSS JOIN LATERAL (
-        SELECT c.until = ` + limit.UnknownSQL + ` AND coalesce(c."limit" = s.only, true) AS was_unknown
-    ) m
-    LEFT JOIN callq.call_limits l ON l.name = c."limit"
-), arrived AS (
-    UPDATE public.call_attempts a
-    SET arrived_by = e.arrived_by, proof = e.proof, charged = e.charged
-    FROM (
-        SELECT call_id, attempt, proof, max(until) AS arrived_by,
-            jsonb_agg(jsonb_build_object('limit', name, 'key', key, 'cost', cost, 'until', until) ORDER BY nth) AS charged
-        FROM charges GROUP BY call_id, attempt, proof
-    ) e
-    WHERE a.call_id = ANY (ARRAY[e.call_id]) AND a.attempt = e.attempt
-), released AS (
-    UPDATE callq.call_usage u
-    SET used = u.used - c.cost
-    FROM (SELECT name, used_key AS key, sum(used_cost) AS cost FROM charges WHERE was_unknown AND used_cost > 0 GROUP BY 1, 2) c
-    WHERE u.limit_name = ANY (ARRAY[c.name]) AND u.key = c.key AND u.bucket = ` + limit.UnknownSQL + ` AND u.shard = 0
-), charged AS (
-    INSERT INTO callq.call_usage AS u (limit_name, key, bucket, shard, used)
-    SELECT name, used_key, CASE WHEN window_size > '0' THEN date_bin(width, greatest(until, known_at + width), 'epoch') + width ELSE until END,
-        pg_backend_pid(), sum(used_cost)
-    FROM charges WHERE was_unknown AND used_cost > 0 AND window_size IS NOT NULL
-    GROUP BY 1, 2, 3
-    ORDER BY 1, 2, 3
-    ON CONFLICT (limit_name, key, bucket, shard) DO UPDATE SET used = u.used + excluded.used
-)
-SELECT count(*) FROM settled`
+) a`
 )

@@ -2,7 +2,7 @@
 //
 // It promises that an attempt starts at most once and closes at most once, whatever is repeated or arrives late: both are a
 // compare-and-set on the attempt's own row in call_open. A close writes the ledger row, charges the limits and moves
-// the call on in one statement, so no crash leaves one without the others. Locks are taken in one order everywhere:
+// the call on in one statement, so no crash leaves one without the others. Locks are acquired in one order everywhere:
 // call_queues, call_limits, the claims' capacity, call_open, call_queue, call_usage.
 package ledger
 
@@ -87,6 +87,7 @@ func Connect(ctx context.Context, pool *pgxpool.Pool, names schema.Names, atLeas
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
 // Beginner is a DB that can begin a transaction, or within one, a savepoint.
@@ -136,7 +137,7 @@ func up(d *time.Duration) *time.Duration {
 	return new((*d + time.Microsecond - 1).Truncate(time.Microsecond))
 }
 
-// onFree runs a statement on those entries whose attempts nobody else has locked, nor, with calls, their calls. It returns the
+// onFree runs a statement on those entries whose attempts no other transaction has locked, nor, with calls, their calls. It returns the
 // calls of the others.
 func onFree[R any](
 	ctx context.Context, db schema.DB, calls bool, list []R, id func(R) int64, run func(pgx.Tx, []R) error,
@@ -164,7 +165,7 @@ FROM unnest($1::bigint[]) AS a (id)
 WHERE a.id NOT IN (SELECT call_id FROM open) AND EXISTS (SELECT FROM callq.call_open o WHERE o.call_id BETWEEN a.id AND a.id)
    OR $2 AND a.id NOT IN (SELECT id FROM calls) AND EXISTS (SELECT FROM public.call_queue q WHERE q.id BETWEEN a.id AND a.id)`
 
-// ErrBusy: another transaction has locked the row of a call or of its attempt.
+// ErrBusy: another transaction has locked the row of a call or of its attempt. Try again, apart from others.
 var ErrBusy = errors.New("another transaction holds the call's row")
 
 // Busy reports whether a statement gave up waiting for a lock.
@@ -212,7 +213,7 @@ func Apart[T any](list []T, run func([]T) error, bad func(T, error)) error {
 	}
 }
 
-// Wrap says in an error what was being done; nil stays nil.
+// Wrap adds to an error what was being done; nil stays nil.
 func Wrap(what string, err error) error {
 	if err == nil {
 		return nil

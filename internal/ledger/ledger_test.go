@@ -60,13 +60,13 @@ func TestOppositeOrders(t *testing.T) {
 		}
 		answers, err := ledger.Start(context.Background(), pool, "w", requests)
 		for _, a := range answers {
-			if a.StartedAt != nil {
+			if a.Refused == nil {
 				n++
 			}
 		}
 		return n, err
 	})
-	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET token = NULL`)
+	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET token = NULL, worker = NULL, started_at = NULL, deadline = NULL`)
 	race("closed", func(_ int64, ids []int64) (int, error) {
 		var closings []ledger.Closing
 		for _, id := range ids {
@@ -299,6 +299,9 @@ func TestCloseOfACancelledCall(t *testing.T) {
 	closed := make(chan error, 1)
 	go func() {
 		_, err := new(ledger.Closer).Close(context.Background(), pool, []ledger.Closing{lost, failed})
+		for ledger.Busy(err) { // it waits 100 ms for a lock, which this machine may take to commit
+			_, err = new(ledger.Closer).Close(context.Background(), pool, []ledger.Closing{lost, failed})
+		}
 		closed <- err
 	}()
 	ledgertest.AwaitLocks(t, pool, 1)

@@ -122,8 +122,8 @@ func underLock(ctx context.Context, pool schema.DB, what, name, sql string, args
 	return row, err
 }
 
-// Recall closes attempts that nobody has started, unsent: their calls wait again. It returns how many. They are of some queues
-// or limits, as what says, and of one key unless that is "". The caller holds their locks, or has paused them, so no claim
+// Recall closes attempts that have not started, unsent: their calls wait again. It returns how many. They are of some queues
+// or limits, by what, and of one key unless that is "". The caller holds their locks, or has paused them, so no claim
 // opens others meanwhile. Recall waits for the attempts' locks, until it knows whether a start has happened.
 func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, why string) (int, error) {
 	rows, _ := tx.Query(ctx, recallSQL, what, names, key) // CollectRows returns its error
@@ -136,7 +136,7 @@ func Recall(ctx context.Context, tx pgx.Tx, what string, names []string, key, wh
 	if err != nil || len(closings) == 0 {
 		return 0, Wrap("recall unstarted attempts", err)
 	}
-	closed, _, err := closeRead(ctx, tx, closings, "0")
+	closed, err := new(Closer).close(ctx, tx, closings, nil, "0")
 	return len(closed), Wrap("recall unstarted attempts", err)
 }
 

@@ -12,11 +12,11 @@ import (
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	pgtest.CheckPlans(t, Settings(), pgtest.FillSQL, nil, map[string]pgtest.Planned{
-		"start":            {SQL: startSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_queues_pkey name", "call_limits_pkey name", "call_meta_pkey name"}},
-		"refused":          {SQL: refusedSQL, Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_meta_pkey name"}},
-		"close, unlimited": {SQL: closeSQL(false, false), Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
-		"close":            {SQL: closeSQL(true, true), Uses: []string{"call_open_pkey call_id", "call_queue_pkey id", "call_limits_pkey name"}},
-		"vouch":            {SQL: vouchSQL, Uses: []string{"call_open_pkey call_id"}},
-		"open":             {SQL: openSQL, Uses: []string{"call_open_pkey call_id"}},
+		"start":            {SQL: startSQL},
+		"refused":          {SQL: refusedSQL},
+		"close, unlimited": {SQL: closeSQL(false, false)},
+		"close":            {SQL: closeSQL(true, true)},
+		"vouch":            {SQL: vouchSQL},
+		"open":             {SQL: lockOpenSQL},
 	})
 }

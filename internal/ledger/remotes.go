@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Remote is what an API says of a limit of its own: the newest answer of a limit of ours and, where that is per key, key. Times are
+// Remote is a limit of an API's own: the newest answer of a limit of ours and, where that is per key, key. Times are
 // by Postgres's clock.
 type Remote struct {
 	Limit, Key      string
@@ -19,7 +19,7 @@ type Remote struct {
 	Since *time.Time
 }
 
-// RemoteRule says of a limit which answers are about it, and how it counts.
+// RemoteRule is of a limit which answers are about it, and how it counts.
 type RemoteRule struct {
 	Name      string        `db:"name"`
 	Rate      limit.Rate    `db:"rate"`
@@ -48,7 +48,7 @@ func RemoteRules(ctx context.Context, db DB, names []string) ([]RemoteRule, erro
 	return rules, Wrap("read which answers are about a limit", err)
 }
 
-// What the clock gained lately is taken as a little more: then more counts as used, and less is lowered.
+// What the clock gained lately counts as a little more: then more counts as used, and less is lowered.
 const remoteRulesSQL = `
 SELECT l.name, jsonb_build_object('units', l.rate, 'window', (extract(epoch FROM l.window_size) * 1e9)::bigint) || l.shape AS rate,
     l.per_key, l.count_cost, l.hosts, g.gained, clock_timestamp() AS now,
@@ -62,9 +62,9 @@ WHERE l.name = ANY($1)`
 
 // TellRemotes stores what APIs say of their limits, unless something newer is known. Each limit and key may be named once.
 //
-// Where an API says that less remains than we count, it lowers what may be used until its reset: to what was in use when it counted
+// Where less remains at an API than we count, it lowers what may be used until its reset: to what was in use when it counted
 // the request, plus what remains. All that it can have counted of our requests had started by then, so it is open or in call_usage.
-// What has started since is taken as used too: then less is lowered. An API that counts as we do, and our requests alone, therefore
+// What has started since counts as used too: then less is lowered. An API that counts as we do, and our requests alone, therefore
 // lowers nothing.
 func TellRemotes(ctx context.Context, db DB, remotes []Remote) error {
 	_, err := db.Exec(ctx, tellRemotesSQL, pgx.StrictNamedArgs{
@@ -84,9 +84,7 @@ const tellRemotesSQL = `
 WITH told AS MATERIALIZED (
     SELECT t.name, t.key, t.most, t.remaining, t.answered_at, t.since,
         CASE WHEN t.reset_at IS NOT NULL THEN least(t.reset_at, clock_timestamp() + l.retry_after) END AS reset_at,
-        CASE WHEN l.shape ->> 'algorithm' = 'token_bucket' THEN (l.shape ->> 'burst')::bigint
-            WHEN l.per_key THEN coalesce((l.overrides ->> t.key)::bigint, l.rate)
-            ELSE l.rate END AS units,
+        coalesce((l.shape ->> 'burst')::bigint, CASE WHEN l.per_key THEN (l.overrides ->> t.key)::bigint END, l.rate) AS units,
         l.trust <> 'ignore' AND l.window_size > '0' AS trusted
     FROM unnest(@limits::text[], @keys::text[], @most::bigint[], @remaining::bigint[], @reset::timestamptz[], @answered::timestamptz[],
         @since::timestamptz[]) AS t (name, key, most, remaining, reset_at, answered_at, since)

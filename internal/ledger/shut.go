@@ -13,7 +13,7 @@ type Shut struct {
 	Limit, Key string
 	CallID     int64 // whose attempt was refused; it is open
 	Attempt    int32
-	After      time.Duration // for how long the API says; 0: it does not, and the limit closes for a spell
+	After      time.Duration // for how long, by the API; 0: it does not tell, and the limit closes for a spell
 	First      time.Duration // the first spell; each is twice as long while refusals go on
 	Most       time.Duration // of either
 	Reason     string

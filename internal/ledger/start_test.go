@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"testing"
 	"time"
@@ -18,18 +19,18 @@ func TestStartIsCompareAndSet(t *testing.T) {
 	pool := pgtest.New(t)
 	id := ledgertest.Open(t, pool)
 	first := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]
-	if first.StartedAt == nil || first.SendWithin == nil || *first.SendWithin != 300*time.Millisecond {
+	if first.Refused != nil || first.SendWithin == nil || *first.SendWithin != 300*time.Millisecond {
 		t.Fatalf("the first start answered %+v", first)
 	}
-	if again := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; again.StartedAt == nil || !again.StartedAt.Equal(*first.StartedAt) {
+	if again := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; again.Refused != nil || !again.StartedAt.Equal(first.StartedAt) {
 		t.Errorf("the same token asked again: %+v, want the first answer", again)
 	}
-	if other := ledgertest.Start(t, pool, ledgertest.Request(id, 8))[8]; other.StartedAt != nil {
-		t.Error("another token started the same attempt")
+	if other := ledgertest.Start(t, pool, ledgertest.Request(id, 8))[8]; !errors.Is(other.Refused, ledger.ErrNotOpen) {
+		t.Errorf("another token started the same attempt, or may ask again: %v", other.Refused)
 	}
 	id = ledgertest.Open(t, pool)
 	twice := ledgertest.Start(t, pool, ledgertest.Request(id, 7), ledgertest.Request(id, 8))
-	if (twice[7].StartedAt == nil) == (twice[8].StartedAt == nil) {
+	if (twice[7].Refused == nil) == (twice[8].Refused == nil) {
 		t.Errorf("two deliveries of one attempt in a batch: %+v, want exactly one started", twice)
 	}
 }
@@ -47,7 +48,7 @@ func TestStartKeepsNoLargeText(t *testing.T) {
 		}
 		ledgertest.Exec(t, tx, `UPDATE call_queue SET call_data = (SELECT jsonb_agg(jsonb '1e131071') FROM generate_series(1, 100))`)
 		for _, answer := range ledgertest.Start(t, tx, requests...) {
-			if !answer.TooLarge {
+			if !errors.Is(answer.Refused, ledger.ErrTooLarge) {
 				t.Errorf("got %+v, want too large", answer)
 			}
 		}
@@ -68,17 +69,17 @@ func TestStartIsDurable(t *testing.T) {
 func TestStartRefuses(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
-		name          string
-		change        string
-		gone, expired bool
+		name    string
+		change  string
+		refused error
 	}{
-		{"an attempt of an older epoch", `UPDATE callq.call_open SET epoch = 'older'`, false, false},
-		{"one whose time to start has passed", `UPDATE callq.call_open SET start_by = now() - interval '1 s'`, false, false},
-		{"a later attempt's row", `UPDATE callq.call_open SET attempt = 2`, false, false},
-		{"a call that was deleted", `DELETE FROM call_queue`, true, false},
-		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, true, false},
-		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, false, true},
-		{"no row", `DELETE FROM callq.call_open`, false, false},
+		{"an attempt of an older epoch", `UPDATE callq.call_open SET epoch = 'older'`, ledger.ErrNotOpen},
+		{"one whose time to start has passed", `UPDATE callq.call_open SET start_by = now() - interval '1 s'`, ledger.ErrNotOpen},
+		{"a later attempt's row", `UPDATE callq.call_open SET attempt = 2`, ledger.ErrNotOpen},
+		{"a call that was deleted", `DELETE FROM call_queue`, ledger.ErrGone},
+		{"a call that was cancelled", `UPDATE call_queue SET status = 'cancelled'`, ledger.ErrGone},
+		{"a call whose time has passed", `UPDATE call_queue SET expires_at = now()`, ledger.ErrExpired},
+		{"no row", `DELETE FROM callq.call_open`, ledger.ErrNotOpen},
 	}
 	pool := pgtest.New(t)
 	for _, c := range cases {
@@ -86,22 +87,22 @@ func TestStartRefuses(t *testing.T) {
 			id := ledgertest.Open(t, tx)
 			ledgertest.Exec(t, tx, c.change)
 			got := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7]
-			if got.StartedAt != nil || got.Gone != c.gone || got.Expired != c.expired {
-				t.Errorf("got %+v, want not started, gone %v, expired %v", got, c.gone, c.expired)
+			if !errors.Is(got.Refused, c.refused) {
+				t.Errorf("refused for %v, want %v", got.Refused, c.refused)
 			}
 		})
 	}
 	// After a failover that lost calls their ids are given out again: what was loaded under a former epoch is another call.
 	r := ledgertest.Request(ledgertest.Open(t, pool), 7)
 	r.Epoch = "former"
-	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt != nil {
+	if got := ledgertest.Start(t, pool, r)[7]; !errors.Is(got.Refused, ledger.ErrNotOpen) {
 		t.Errorf("started as of a former epoch: %+v", got)
 	}
 	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM callq.call_open`).Scan(&r.Epoch); err != nil {
 		t.Fatal(err)
 	}
-	if got := ledgertest.Start(t, pool, r)[7]; got.StartedAt == nil {
-		t.Error("not started as of its own epoch")
+	if got := ledgertest.Start(t, pool, r)[7]; got.Refused != nil {
+		t.Errorf("not started as of its own epoch: %v", got.Refused)
 	}
 }
 
@@ -116,7 +117,7 @@ func TestStartThatLingered(t *testing.T) {
 		t.Errorf("sent %s after it was asked, it waits %s of 80ms", got.After, got.Wait)
 	}
 	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET started_at = started_at - interval '1 s'`)
-	if again := ledgertest.Start(t, pool, r)[7]; again.StartedAt == nil || again.After != 0 || again.Wait != 0 {
+	if again := ledgertest.Start(t, pool, r)[7]; again.Refused != nil || again.After != 0 || again.Wait != 0 {
 		t.Errorf("an earlier statement started it, and the answer is %+v", again)
 	}
 }
@@ -129,7 +130,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	ledgertest.Exec(t, pool, `INSERT INTO callq.call_queues VALUES ('default', '{}', '', 4, '2 s', '3 min', '7 s', 'retry')`)
 	ledgertest.Exec(t, pool, `UPDATE call_queue SET call_data = '{"n": 1}', failed_count = 2, run_at = created_at + interval '1 s'`)
 	ledgertest.Exec(t, pool, `UPDATE callq.call_limits SET window_size = '0'`)
-	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Loaded {
+	if told := ledgertest.Start(t, pool, ledgertest.Request(id, 7))[7]; told.Work != nil {
 		t.Errorf("nobody asked for %+v", told.Work)
 	}
 	ledgertest.Exec(t, pool, `UPDATE callq.call_open SET token = NULL, started_at = NULL, deadline = NULL`)
@@ -146,7 +147,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	want.DueAt = want.CreatedAt.Add(time.Second)
 	want.Data, want.FailedCount, want.Timeout, want.Frees = []byte(`{"n": 1}`), 2, 7*time.Second, true
 	want.Policy = ledger.Policy{MaxAttempts: 4, BackoffMin: 2 * time.Second, BackoffMax: 3 * time.Minute}
-	if !got.Loaded || !reflect.DeepEqual(got.Work, want) {
+	if !reflect.DeepEqual(got.Work, &want) {
 		t.Errorf("got %+v, want %+v", got.Work, want)
 	}
 	if !inTime {
@@ -154,7 +155,7 @@ func TestStartAnswersWithTheWork(t *testing.T) {
 	}
 	ledgertest.Exec(t, pool, `UPDATE callq.call_queues SET timeout = '2 h'`)
 	again := ledgertest.Start(t, pool, ledger.StartRequest{CallID: id, Attempt: 1, Token: 7})[7]
-	if !again.Loaded || again.Timeout != 7*time.Second {
+	if again.Work == nil || again.Work.Timeout != 7*time.Second {
 		t.Errorf("asked again once the queue's timeout was raised, it got %+v; its deadline is the first start's", again.Work)
 	}
 }
@@ -188,8 +189,8 @@ func TestStartWaitsForNoOther(t *testing.T) {
 		t.Fatalf("%d answers, %v", len(answers), err)
 	}
 	for i, a := range answers {
-		if a.Token != requests[i].Token || (a.StartedAt != nil) != (i == 0 || i == 2) || a.Busy != (i == 1) {
-			t.Errorf("request %d: %+v", i, a)
+		if want := []error{nil, ledger.ErrBusy, nil, ledger.ErrNotOpen}[i]; a.Token != requests[i].Token || !errors.Is(a.Refused, want) {
+			t.Errorf("request %d: %+v, want it refused for %v", i, a, want)
 		}
 	}
 	if err := holder.Rollback(t.Context()); err != nil {
@@ -198,7 +199,7 @@ func TestStartWaitsForNoOther(t *testing.T) {
 	again := ledgertest.Start(t, pool, requests...)
 	for i, a := range answers {
 		b := again[a.Token]
-		if (b.StartedAt == nil) != (i == 3) || a.StartedAt != nil && !b.StartedAt.Equal(*a.StartedAt) {
+		if (b.Refused != nil) != (i == 3) || a.Refused == nil && !b.StartedAt.Equal(a.StartedAt) {
 			t.Errorf("request %d, once it is free: %+v, was %+v", i, b, a)
 		}
 	}

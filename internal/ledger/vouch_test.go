@@ -31,7 +31,7 @@ func TestVouch(t *testing.T) {
 	} {
 		ledgertest.Trial(t, pool, name, func(t *testing.T, tx pgx.Tx) {
 			id := ledgertest.Open(t, tx)
-			startedAt := *ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7].StartedAt
+			startedAt := ledgertest.Start(t, tx, ledgertest.Request(id, 7))[7].StartedAt
 			ledgertest.Exec(t, tx, c.change)
 			vouched, err := ledger.Vouch(t.Context(), tx, "w", []ledger.Vouched{{CallID: id, Attempt: 1, Token: 7, StartedAt: startedAt, Within: time.Minute}})
 			if err != nil || slices.Contains(vouched, id) != c.vouched {

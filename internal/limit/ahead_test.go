@@ -13,7 +13,7 @@ func TestAhead(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{
 		"100/1s": 160 * time.Millisecond, "2000/1s": 80 * time.Millisecond, "100/10s": AheadMost, "1/1h": AheadMost,
-		"10/100ms": 20 * time.Millisecond, "1000000000/1h": 80 * time.Millisecond,
+		"10/100ms": 100 * time.Millisecond, "10/300ms": 60 * time.Millisecond, "1000000000/1h": 80 * time.Millisecond,
 	} {
 		r, err := ParseRate(text)
 		if got := r.Ahead(); err != nil || got != want {
@@ -25,7 +25,7 @@ func TestAhead(t *testing.T) {
 			t.Errorf("%+v is given out %s ahead", r, r.Ahead())
 		}
 	}
-	if want := fmt.Sprintf("interval '%g seconds'", (ResendMost + AheadMost).Seconds()); LateMostSQL != want {
+	if want := fmt.Sprintf("interval '%g seconds'", (ResendMost + AheadMost + RunLate).Seconds()); LateMostSQL != want {
 		t.Errorf("late by %s at most, want %s", LateMostSQL, want)
 	}
 }

@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -19,12 +20,30 @@ func TestParseAlgorithms(t *testing.T) {
 		echo      string
 	}{
 		{"100/h", SlidingWindow, 0, "", Rate{Units: 100, Window: time.Hour}, "100 per 1h, sliding window"},
-		{"10/s", TokenBucket, 100, "", Rate{10, 200 * time.Second, Shape{TokenBucket, "1s", 100, ""}}, "10 per 1s, token bucket, burst 100"},
-		{"10_000/1d", FixedWindow, 0, "America/New_York", Rate{10_000, 27 * time.Hour, Shape{FixedWindow, "1d", 0, "America/New_York"}}, "10000 per 1d, fixed window, America/New_York"},
-		{"5/mo", FixedWindow, 0, "", Rate{5, 31 * 24 * time.Hour, Shape{FixedWindow, "1mo", 0, ""}}, "5 per 1mo, fixed window, UTC"},
+		{"10/s", TokenBucket, 100, "", Rate{10, 200 * time.Second, Shape{Algorithm: TokenBucket, Period: "1s", Burst: 100}}, "10 per 1s, token bucket, burst 100"},
+		{"10_000/1d", FixedWindow, 0, "America/New_York", Rate{10_000, 27 * time.Hour, Shape{Algorithm: FixedWindow, Period: "1d", Timezone: "America/New_York"}}, "10000 per 1d, fixed window, America/New_York"},
+		{"5/mo", FixedWindow, 0, "", Rate{5, 31 * 24 * time.Hour, Shape{Algorithm: FixedWindow, Period: "1mo"}}, "5 per 1mo, fixed window, UTC"},
 		{"10/s", LeakyBucket, 0, "", Rate{1, 100 * time.Millisecond, Shape{Algorithm: LeakyBucket}}, "1 per 100ms, leaky bucket"},
 		{"3/s", LeakyBucket, 0, "", Rate{1, 333334 * time.Microsecond, Shape{Algorithm: LeakyBucket}}, "1 per 333.334ms, leaky bucket"},
-		{"1000/s", LeakyBucket, 0, "", Rate{}, "less than 10ms"},
+		{"1000/s", LeakyBucket, 0, "", Rate{1, time.Millisecond, Shape{Algorithm: LeakyBucket}}, "1 per 1ms, leaky bucket"},
+		{"1001/s", LeakyBucket, 0, "", Rate{}, "less than 1ms"},
+		{"100/s", SlidingWindowCounter, 0, "", Rate{1, 10102 * time.Microsecond, Shape{Algorithm: SlidingWindowCounter, Period: "1s", Counted: 100}}, "100 per 1s, sliding window counter"},
+		{"100 per 1s, sliding window counter", SlidingWindowCounter, 0, "", Rate{1, 10102 * time.Microsecond, Shape{Algorithm: SlidingWindowCounter, Period: "1s", Counted: 100}}, "100 per 1s, sliding window counter"},
+		{"1/m", SlidingWindowCounter, 0, "", Rate{1, 2 * time.Minute, Shape{Algorithm: SlidingWindowCounter, Period: "1m", Counted: 1}}, "1 per 1m, sliding window counter"},
+		{"2/3600s", SlidingWindowCounter, 0, "", Rate{1, time.Hour, Shape{Algorithm: SlidingWindowCounter, Period: "1h", Counted: 2}}, "2 per 1h, sliding window counter"},
+		{"1001/s", SlidingWindowCounter, 0, "", Rate{1, time.Millisecond, Shape{Algorithm: SlidingWindowCounter, Period: "1s", Counted: 1001}}, "1001 per 1s, sliding window counter"},
+		{"1002/s", SlidingWindowCounter, 0, "", Rate{}, "less than 1ms"},
+		{"1/184d", SlidingWindowCounter, 0, "", Rate{}, "more than 366 days"},
+		{"5/mo", SlidingWindowCounter, 0, "", Rate{}, "needs algorithm: fixed_window"},
+		{"100 per 1s, sliding window counter", SlidingWindow, 0, "", Rate{}, "not a rate of algorithm: sliding_window"},
+		{"100 per 1s, sliding window counter", LeakyBucket, 0, "", Rate{}, "not a rate of algorithm: leaky_bucket"},
+		{"1 per 333.334ms, leaky bucket", LeakyBucket, 0, "", Rate{1, 333334 * time.Microsecond, Shape{Algorithm: LeakyBucket}}, "1 per 333.334ms, leaky bucket"},
+		{"1 per 10ms, leaky bucket, tolerance much", LeakyBucket, 0, "", Rate{}, "no duration"},
+		{"1 per 10ms, leaky bucket, tolerance 2m", LeakyBucket, 0, "", Rate{}, "not from 0 to 1m"},
+		{"2 per 10ms, leaky bucket", LeakyBucket, 0, "", Rate{}, "1 per its spacing"},
+		{"1 per 1us, leaky bucket", LeakyBucket, 0, "", Rate{}, "one of ms s"},
+		{"1 per 10ms, leaky bucket", TokenBucket, 5, "", Rate{}, "not a rate of algorithm: token_bucket"},
+		{"100 per 1s, leaky", LeakyBucket, 0, "", Rate{}, "not a rate"},
 		{"10/s", TokenBucket, 0, "", Rate{}, "a burst of 0"},
 		{"1/d", TokenBucket, 1000, "", Rate{}, "a burst of 1000"},
 		{"10/2d", FixedWindow, 0, "", Rate{}, "of a calendar"},
@@ -59,6 +78,10 @@ func TestSetKeepsTheAlgorithm(t *testing.T) {
 		{"10/s", LeakyBucket, 0, Rate{Units: 5, Window: time.Second}, "1 per 200ms, leaky bucket"},
 		{"10/d", FixedWindow, 0, Rate{Units: 5, Window: time.Hour}, "5 per 1h, fixed window, Asia/Tokyo"},
 		{"10/d", FixedWindow, 0, Rate{Units: 5, Shape: Shape{Algorithm: FixedWindow, Period: "1mo"}}, "5 per 1mo, fixed window, Asia/Tokyo"},
+		{"10/s", SlidingWindowCounter, 0, Rate{Units: 5, Window: time.Minute}, "5 per 1m, sliding window counter"},
+		{"10/s", SlidingWindowCounter, 0, Rate{Units: 5, Window: 2 * time.Minute, Shape: Shape{Algorithm: LeakyBucket, Tolerance: time.Minute}}, "needs algorithm"},
+		{"10/s", SlidingWindowCounter, 0, Rate{1, time.Second, Shape{Algorithm: SlidingWindowCounter, Period: "4s", Counted: 5}}, "5 per 4s, sliding window counter"},
+		{"10/s", SlidingWindow, 0, Rate{1, time.Second, Shape{Algorithm: SlidingWindowCounter, Period: "4s", Counted: 5}}, "needs algorithm"},
 		{"10/s", SlidingWindow, 0, Rate{Units: 5, Window: time.Hour}, "5 per 1h, sliding window"},
 		{"10/s", SlidingWindow, 0, Rate{Units: 5, Shape: Shape{Algorithm: FixedWindow, Period: "1mo"}}, "needs algorithm"},
 		{"10/d", FixedWindow, 0, Rate{Units: 5, Window: 500 * time.Millisecond}, "of a calendar"},
@@ -70,6 +93,184 @@ func TestSetKeepsTheAlgorithm(t *testing.T) {
 		got, err := r.Set(c.to)
 		if err != nil && !strings.Contains(err.Error(), c.want) || err == nil && got.String() != c.want {
 			t.Errorf("%s set to %+v: %s, %v, want %s", r, c.to, got, err, c.want)
+		}
+	}
+}
+
+// A tolerance lets as many more come at once as it has spacings. What is echoed reads back as it was.
+func TestTolerance(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		text      string
+		tolerance time.Duration
+		zone      string
+		units     int64
+		window    time.Duration
+		echo      string
+	}{
+		{"100/s", 0, "", 1, 10 * ms, "1 per 10ms, leaky bucket"},
+		{"100/s", 9 * ms, "", 1, 10 * ms, "1 per 10ms, leaky bucket, tolerance 9ms"},
+		{"100/s", 10 * ms, "", 2, 20 * ms, "1 per 10ms, leaky bucket, tolerance 10ms"},
+		{"100/s", 50 * ms, "", 6, 60 * ms, "1 per 10ms, leaky bucket, tolerance 50ms"},
+		{"100/s", 59 * ms, "", 6, 60 * ms, "1 per 10ms, leaky bucket, tolerance 59ms"},
+		{"3/s", time.Second, "", 3, 3 * 333334 * time.Microsecond, "1 per 333.334ms, leaky bucket, tolerance 1s"},
+		{"1000/s", time.Minute, "", 60_001, 60_001 * ms, "1 per 1ms, leaky bucket, tolerance 1m0s"},
+		{"31/mo", 0, "UTC", 1, day, "1 per 1d, leaky bucket, UTC"},
+		{"6/d", time.Second, "Europe/Berlin", 1, 270 * time.Minute, "1 per 270m, leaky bucket, Europe/Berlin, tolerance 1s"},
+	} {
+		shape := Shape{Algorithm: LeakyBucket, Timezone: c.zone, Tolerance: c.tolerance}
+		r, err := ParseShape(c.text, shape)
+		if want := (Rate{c.units, c.window, shape}); err != nil || r != want || r.String() != c.echo {
+			t.Errorf("%s, tolerance %s: %+v (%s), %v, want %+v (%s)", c.text, c.tolerance, r, r, err, want, c.echo)
+		}
+		again, err := Parse(c.echo, LeakyBucket, 0, "")
+		if err != nil || again != r {
+			t.Errorf("%s reads back as %+v, %v, want %+v", c.echo, again, err, r)
+		}
+		unnamed, err := ParseAny(c.echo)
+		if err != nil || unnamed != r {
+			t.Errorf("%s reads back without its algorithm as %+v, %v, want %+v", c.echo, unnamed, err, r)
+		}
+		if set, err := r.Set(r); err != nil || set != r {
+			t.Errorf("%s set to itself: %+v, %v", r, set, err)
+		}
+		if set, err := r.Set(Rate{Units: 2, Window: time.Second}); c.zone == "" && (err != nil || set.Tolerance != c.tolerance || set.Window != time.Duration(set.Units)*500*ms) {
+			t.Errorf("%s set to 2/s: %+v, %v", r, set, err)
+		}
+	}
+	for _, tolerance := range []time.Duration{-ms, MostTolerance + 1} {
+		if r, err := ParseShape("1/s", Shape{Algorithm: LeakyBucket, Tolerance: tolerance}); err == nil {
+			t.Errorf("a tolerance of %s: %s", tolerance, r)
+		}
+	}
+}
+
+// A spread of the calendar keeps to its longest window, whatever it is set to. A tolerance is not set.
+func TestSetSpread(t *testing.T) {
+	t.Parallel()
+	spread, err := ParseShape("6/d", Shape{Algorithm: LeakyBucket, Timezone: "Europe/Berlin"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaky, err := Parse("100/s", LeakyBucket, 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		rate     Rate
+		to, want string
+	}{
+		{spread, "3/d", "1 per 9h, leaky bucket, Europe/Berlin"},
+		{spread, "31/mo", "1 per 24h5m48.387097s, leaky bucket, Europe/Berlin"},
+		{spread, "3/2d", "of a calendar"},
+		{leaky, "31/mo", "needs algorithm: fixed_window"},
+		{leaky, "1 per 20ms, leaky bucket", "1 per 20ms, leaky bucket"},
+		{leaky, "1 per 20ms, leaky bucket, tolerance 50ms", "its tolerance is 0s"},
+		{Rate{Units: 5, Window: time.Second}, "1 per 20ms, leaky bucket", "needs algorithm: leaky_bucket"},
+	} {
+		to, err := ParseAny(c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.rate.Set(to)
+		if err != nil && !strings.Contains(err.Error(), c.want) || err == nil && got.String() != c.want {
+			t.Errorf("%s set to %s: %s, %v, want %s", c.rate, c.to, got, err, c.want)
+		}
+	}
+}
+
+// An API with a tolerance, as GCRA is written, refuses nothing that comes as soon as the limit allows it, whatever its gaps. It refuses
+// some of what comes with one unit more.
+//
+//callq:guarantee 1
+func TestToleranceNeverOver(t *testing.T) {
+	t.Parallel()
+	refused := func(seed uint64, more int64) (refused int) {
+		random := rand.New(rand.NewPCG(seed, 17))
+		s := time.Duration(1+random.Int64N(40)) * time.Millisecond
+		tolerance := time.Duration(random.Int64N(int64(10 * s)))
+		r, err := ParseShape("1 per "+s.String()+", leaky bucket", Shape{Algorithm: LeakyBucket, Tolerance: tolerance})
+		if err != nil {
+			t.Fatal(err)
+		}
+		units := int(r.Units + more)
+		var sent []time.Duration
+		var expected, now time.Duration // when the API expects the next: its theoretical arrival time
+		for range 500 {
+			if random.IntN(4) == 0 {
+				now += time.Duration(random.Int64N(int64(2 * r.Window)))
+			}
+			if len(sent) >= units {
+				now = max(now, sent[len(sent)-units]+r.Window)
+			}
+			sent = append(sent, now)
+			if now < expected-tolerance {
+				refused++
+				continue
+			}
+			expected = max(expected, now) + s
+		}
+		return refused
+	}
+	for seed := range uint64(200) {
+		if n := refused(seed, 0); n > 0 {
+			t.Errorf("seed %d: %d are refused", seed, n)
+		}
+		if refused(seed, 1) == 0 {
+			t.Errorf("seed %d: one unit more is refused nowhere", seed)
+		}
+	}
+}
+
+// An API that estimates from two windows never has more than it allows, wherever its windows begin and whatever the gaps, if none is
+// shorter than the limit's. If they are a hundredth shorter, it has.
+//
+//callq:guarantee 1
+func TestSlidingWindowCounterNeverOver(t *testing.T) {
+	t.Parallel()
+	const window = time.Second
+	// estimate is the largest, where a window begins at that moment.
+	estimate := func(sent []time.Duration, begins time.Duration) (most float64) {
+		counts := map[time.Duration]float64{}
+		for _, at := range sent {
+			at += window - begins%window
+			begin := at.Truncate(window)
+			counts[begin]++
+			most = max(most, counts[begin]+counts[begin-window]*(1-float64(at-begin)/float64(window)))
+		}
+		return most
+	}
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 18))
+		n := 1 + random.Int64N(30)
+		r, err := Parse(fmt.Sprintf("%d/1s", n), SlidingWindowCounter, 0, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// worst is the largest of some phases: a window begins with a request, just after one, or whenever.
+		worst := func(gap, more time.Duration) (most float64) {
+			var sent []time.Duration
+			for at := time.Duration(0); at < 6*window; at += gap {
+				if more > 0 && random.IntN(3) == 0 {
+					at += time.Duration(random.Int64N(int64(more)))
+				}
+				sent = append(sent, at)
+			}
+			for _, at := range sent {
+				for _, begins := range []time.Duration{at, at + 1, time.Duration(random.Int64N(int64(window)))} {
+					most = max(most, estimate(sent, begins))
+				}
+			}
+			return most
+		}
+		for _, more := range []time.Duration{0, r.Window / 10, 3 * r.Window} {
+			if got := worst(r.Window, more); got > float64(n)+1e-9 {
+				t.Errorf("seed %d: %d in %s, one each %s and up to %s more: the estimate is %f", seed, n, window, r.Window, more, got)
+			}
+		}
+		if got := worst(r.Window-r.Window/100, 0); got <= float64(n) {
+			t.Errorf("seed %d: %d in %s, one a hundredth more often than each %s: the estimate is %f", seed, n, window, r.Window, got)
 		}
 	}
 }
@@ -190,7 +391,7 @@ func TestFixedWindowRoom(t *testing.T) {
 		if got := r.Since(c.at, c.gained); !got.Equal(c.since) {
 			t.Errorf("at %s counts what is later than %s, want %s", c.at, got.UTC(), c.since)
 		}
-		use := Use{Rate: r, Occupied: 10, Freed: midnight}
+		use := Use{Rate: r, Occupied: 10, FirstUntil: midnight}
 		if got := use.NextLook(c.at, c.gained); !got.Equal(c.next) {
 			t.Errorf("at %s the next look is at %s, want %s", c.at, got.UTC(), c.next)
 		}

@@ -90,8 +90,8 @@ func (c Calendar) End(t time.Time) time.Time {
 	for at := t; ; {
 		shown := c.shown(at)
 		end := at.Add(c.next(c.first(shown)).Sub(shown))
-		_, set := at.In(c.zone).ZoneBounds() // when the zone's clock is set next
-		if set.IsZero() || end.Before(set) {
+		_, set := at.In(c.zone).ZoneBounds()   // when the zone's clock is set next
+		if !set.After(at) || end.Before(set) { // never, or as Go has it on the last day of a leap year from 2040 on
 			return end
 		}
 		if c.Start(set).After(t) {

@@ -8,7 +8,7 @@ import (
 func TestRoomAndNextLook(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	free := Use{Rate: Rate{Units: 50, Window: 5 * time.Second}, Occupied: 20, Freed: now.Add(-4 * time.Second)}
+	free := Use{Rate: Rate{Units: 50, Window: 5 * time.Second}, Occupied: 20, FirstUntil: now.Add(-4 * time.Second)}
 	if got := free.Room(now, 0); got != 30 {
 		t.Errorf("Room = %d, want 30", got)
 	}

@@ -22,7 +22,8 @@ const (
 )
 
 // Rate allows at most Units in any window of length Window, or Units at once if Window is 0. A Shape makes another
-// algorithm of it. A token bucket's Units come in per Period, and its Window is lookBack times what fills it.
+// algorithm of it, which may keep another rate than was written: a leaky bucket keeps 10/s as 1 per 100ms, a sliding window counter
+// as 1 per 1s/9. A token bucket's Units come in per Period, and its Window is fillTimes times what fills it.
 type Rate struct {
 	Units  int64         `json:"units"`
 	Window time.Duration `json:"window"` // for how long a unit counts after its until, at most
@@ -32,23 +33,13 @@ type Rate struct {
 // Shape is what only rates of other algorithms than the sliding window have. The zero Shape is a sliding window, or a
 // concurrency.
 type Shape struct {
-	Algorithm Algorithm `json:"algorithm,omitempty"`
-	Period    string    `json:"period,omitempty"`   // in which a token bucket's units come in; a fixed window's length: 1s, 3mo
-	Burst     int64     `json:"burst,omitempty"`    // what a token bucket holds
-	Timezone  string    `json:"timezone,omitempty"` // a fixed window's, by IANA's name; "": UTC
+	Algorithm Algorithm     `json:"algorithm,omitempty"`
+	Period    string        `json:"period,omitempty"`    // in which a token bucket's units come in; a fixed window's or a counter's length: 1s, 3mo
+	Burst     int64         `json:"burst,omitempty"`     // what a token bucket holds
+	Timezone  string        `json:"timezone,omitempty"`  // a fixed window's, by IANA's name; "": UTC. Of a leaky bucket: it spreads such windows
+	Tolerance time.Duration `json:"tolerance,omitempty"` // of a leaky bucket: how much too early the API lets a request come
+	Counted   int64         `json:"counted,omitempty"`   // of a sliding window counter: what the API's estimate of a Period may reach
 }
-
-// Algorithm says which arrivals a rate allows.
-type Algorithm string
-
-// The algorithms. A Shape leaves the name of the sliding window, the default, empty. To add one, search for
-// fixed.?window and token.?bucket, in upper and lower case: each switch takes what it does not name for a sliding window.
-const (
-	SlidingWindow Algorithm = "sliding_window" // at most Units in any window
-	FixedWindow   Algorithm = "fixed_window"   // at most Units in each window of the calendar
-	TokenBucket   Algorithm = "token_bucket"   // at most Burst + Units/Period x t in any t
-	LeakyBucket   Algorithm = "leaky_bucket"   // a sliding window of one unit
-)
 
 // ParseRate reads the rate of a sliding window as people write it: 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h, and what
 // String returns. Units of time are ms s m h d w; without a number they count once.
@@ -56,7 +47,16 @@ func ParseRate(text string) (Rate, error) { return Parse(text, SlidingWindow, 0,
 
 // Parse reads a rate of any algorithm. Token buckets take a burst, fixed windows a timezone and windows of months (mo).
 func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate, error) {
-	form := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*)(?:, sliding window)?$`)
+	if !algorithm.Traits().Timezone {
+		timezone = ""
+	}
+	return ParseShape(text, Shape{Algorithm: algorithm, Burst: burst, Timezone: timezone})
+}
+
+// ParseShape reads a rate that has a shape as it is configured. A leaky bucket with a time zone spreads windows of its calendar. Of
+// leaky buckets and sliding window counters, too, it reads what String returns.
+func ParseShape(text string, s Shape) (Rate, error) {
+	form := regexp.MustCompile(`^(\d+(?:_\d+)*)(?: ?/ ?| per )(\S*?)(?:, (sliding window(?: counter)?|leaky bucket(?:, [^\s,]+)?(?:, tolerance [^\s,]+)?))?$`)
 	parts := form.FindStringSubmatch(strings.TrimSpace(text))
 	if strings.TrimSpace(text) == "unlimited" {
 		return Rate{}, errors.New("unlimited needs no limit: leave it out of the queue's limits")
@@ -70,52 +70,105 @@ func Parse(text string, algorithm Algorithm, burst int64, timezone string) (Rate
 		return Rate{}, fmt.Errorf("%q allows more than 1e12 units", text)
 	case units == 0:
 		return Rate{}, errors.New("a rate of 0 lets nothing through: pause the limit instead")
-	case algorithm == FixedWindow:
-		c, err := ParseCalendar(parts[2], timezone)
-		if err != nil {
+	case s.Algorithm != "" && s.Algorithm.Traits().Name != s.Algorithm:
+		return Rate{}, fmt.Errorf("there is no algorithm %q", s.Algorithm)
+	}
+	w := written{text, units, parts[2], false}
+	if echo := parts[3]; echo != "" && echo != SlidingWindow.Words() {
+		if err := w.echoed(echo, &s); err != nil {
 			return Rate{}, err
 		}
-		return Rate{units, c.longest(), Shape{Algorithm: FixedWindow, Period: c.String(), Timezone: timezone}}, nil
 	}
-	window, err := parseWindow(parts[2])
-	if err != nil {
-		return Rate{}, fmt.Errorf("%q is not a rate: %w", text, err)
-	}
-	return Rate{Units: units, Window: window}.shaped(Shape{Algorithm: algorithm, Burst: burst})
+	return s.Algorithm.rules().validate(w, s)
 }
 
-// Set is r with the units and window of a rate that was parsed without an algorithm.
+// echoed reads what String writes after units and window.
+func (w *written) echoed(echo string, s *Shape) error {
+	parts := strings.Split(echo, ", ")
+	if parts[0] != s.Algorithm.Words() {
+		return fmt.Errorf("%q is not a rate of algorithm: %s", w.text, s.Algorithm.Traits().Name)
+	}
+	is := *s
+	for _, part := range parts[1:] {
+		tolerance, has := strings.CutPrefix(part, "tolerance ")
+		if !has {
+			is.Timezone = part
+			continue
+		}
+		var err error
+		if is.Tolerance, err = time.ParseDuration(tolerance); err != nil {
+			return fmt.Errorf("%q is not a rate: its tolerance %q is no duration", w.text, tolerance)
+		}
+	}
+	if w.each = is.Algorithm == LeakyBucket; w.each && w.units != 1 {
+		return fmt.Errorf("%q is not a rate: a leaky bucket is 1 per its spacing", w.text)
+	}
+	*s = is
+	return nil
+}
+
+// ParseAny reads a rate before its algorithm is known: as a sliding window, or else as the first algorithm that can read it.
+func ParseAny(text string) (Rate, error) {
+	rate, err := ParseRate(text)
+	for _, a := range Algorithms() {
+		if r, not := ParseShape(text, Shape{Algorithm: a}); err != nil && not == nil {
+			return r, nil
+		}
+	}
+	return rate, err
+}
+
+// Set is r with the units and window of a rate that was parsed before its algorithm was known.
 func (r Rate) Set(to Rate) (Rate, error) {
+	calendar := r.Algorithm == FixedWindow || r.Timezone != ""
 	switch {
-	case r.Algorithm == FixedWindow:
-		return Parse(fmt.Sprintf("%d/%s", to.Units, to.Length()), FixedWindow, 0, r.Timezone)
-	case to.Algorithm != "":
-		return r, fmt.Errorf("a window of %s needs algorithm: fixed_window", to.Period)
+	case to.Algorithm == "" && r.Algorithm == "":
+		return to, nil
+	case to.Algorithm == FixedWindow && !calendar:
+		return r, fmt.Errorf("a window of %s needs algorithm: %s", to.Period, to.Algorithm)
+	case to.Algorithm != "" && to.Algorithm != FixedWindow && to.Algorithm != r.Algorithm:
+		return r, fmt.Errorf("%s needs algorithm: %s", to, to.Algorithm)
+	case to.Tolerance != 0 && to.Tolerance != r.Tolerance:
+		return r, fmt.Errorf("its tolerance is %s: change it in the configuration", r.Tolerance)
 	}
-	return to.shaped(r.Shape)
+	return r.Algorithm.rules().validate(to.written(), r.Shape)
 }
 
-// shaped applies s to a sliding window's rate; if s is no bucket, r is unchanged.
-func (r Rate) shaped(s Shape) (Rate, error) {
-	switch s.Algorithm {
-	case TokenBucket:
-		fill := float64(s.Burst) / float64(r.Units) * float64(r.Window)
-		if s.Burst < 1 || s.Burst > MaxUnits || lookBack*fill > float64(MaxWindow) {
-			return r, fmt.Errorf("a burst of %d at %d per %s is not from 1 unit to what comes in within 18 days",
-				s.Burst, r.Units, r.Length())
-		}
-		s.Period = r.Length()
-		r.Window = max(time.Duration(lookBack*fill), MinWindow).Truncate(time.Microsecond)
-		r.Shape = s
+// written is a rate as it is written.
+type written struct {
+	text   string
+	units  int64
+	window string
+	each   bool // of a leaky bucket: the window is its spacing, as String writes it
+}
+
+// written is what String writes.
+func (r Rate) written() written {
+	units, window := r.Written()
+	return written{r.String(), units, window, r.Algorithm == LeakyBucket}
+}
+
+// Written are the units and the window that String writes: of a leaky bucket one, and its spacing, of a counter what it was made of.
+func (r Rate) Written() (units int64, window string) {
+	switch r.Algorithm {
 	case LeakyBucket:
-		if r.Window/time.Duration(r.Units) < MinWindow {
-			return r, fmt.Errorf("a leaky bucket of %d per %s lets one through less than 10ms after another: take a sliding window",
-				r.Units, r.Length())
-		}
-		each := (r.Window + time.Duration(r.Units) - 1) / time.Duration(r.Units)
-		return Rate{1, (each + time.Microsecond - 1).Truncate(time.Microsecond), s}, nil
+		return 1, Rate{Window: r.Window / time.Duration(max(r.Units, 1))}.Length()
+	case SlidingWindowCounter:
+		return r.Counted, r.Period
 	}
-	return r, nil
+	return r.Units, r.Length()
+}
+
+// rate is a sliding window's, or the spacing of a leaky bucket.
+func (w written) rate() (Rate, error) {
+	window, err := parseWindow(w.window)
+	if each, not := time.ParseDuration(w.window); w.each && err != nil && not == nil && each >= minSpacing && each <= MaxWindow {
+		window, err = each, nil
+	}
+	if err != nil {
+		return Rate{}, fmt.Errorf("%q is not a rate: %w", w.text, err)
+	}
+	return Rate{Units: w.units, Window: window}, nil
 }
 
 // parseWindow reads a window such as 1h, 500ms or d.
@@ -124,7 +177,7 @@ func parseWindow(s string) (time.Duration, error) {
 	unit := lengthOf(name)
 	switch {
 	case name == "mo":
-		return 0, errors.New("mo needs algorithm: fixed_window")
+		return 0, errMonths
 	case unit == 0 || err != nil:
 		return 0, fmt.Errorf("its window %q must be one number and one of ms s m h d w", s)
 	case n > int64(MaxWindow/unit) || time.Duration(n)*unit < MinWindow:
@@ -161,18 +214,23 @@ func (r Rate) Length() string {
 }
 
 // String returns the one form in which rates are echoed: "100 per 1h, sliding window", "50 at once",
-// "10 per 1s, token bucket, burst 100", "10000 per 1d, fixed window, America/New_York", "1 per 100ms, leaky bucket".
+// "10 per 1s, token bucket, burst 100", "10000 per 1d, fixed window, America/New_York", "1 per 100ms, leaky bucket",
+// "1 per 10ms, leaky bucket, tolerance 50ms", "100 per 1s, sliding window counter".
 func (r Rate) String() string {
 	if r.Window == 0 && r.Algorithm == "" {
 		return fmt.Sprintf("%d at once", r.Units)
 	}
-	name := strings.ReplaceAll(string(cmp.Or(r.Algorithm, SlidingWindow)), "_", " ")
-	text := fmt.Sprintf("%d per %s, %s", r.Units, r.Length(), name)
-	switch r.Algorithm {
-	case TokenBucket:
+	t := r.Algorithm.Traits()
+	units, window := r.Written()
+	text := fmt.Sprintf("%d per %s, %s", units, window, t.Name.Words())
+	if t.Burst {
 		text += fmt.Sprintf(", burst %d", r.Burst)
-	case FixedWindow:
+	}
+	if t.Timezone || r.Timezone != "" {
 		text += ", " + cmp.Or(r.Timezone, "UTC")
+	}
+	if r.Tolerance > 0 {
+		text += fmt.Sprintf(", tolerance %s", r.Tolerance)
 	}
 	return text
 }
@@ -233,21 +291,10 @@ func DefaultSendWithin(window time.Duration) time.Duration {
 }
 
 // Most is the largest number of units that one call may take.
-func (r Rate) Most() int64 {
-	if r.Algorithm == TokenBucket {
-		return r.Burst
-	}
-	return r.Units
-}
+func (r Rate) Most() int64 { return cmp.Or(r.Burst, r.Units) }
 
 // Span is the window, or the period in which a token bucket's units come in. Waits are judged by it.
-func (r Rate) Span() time.Duration {
-	if r.Algorithm == TokenBucket {
-		w, _ := parseWindow(r.Period)
-		return w
-	}
-	return r.Window
-}
+func (r Rate) Span() time.Duration { return r.Algorithm.rules().span(r) }
 
 // Comparable reports whether one of the two rates may imply the other: both are so many at once, or of one algorithm,
 // period and time zone.
@@ -257,6 +304,5 @@ func (r Rate) Comparable(other Rate) bool {
 
 // AtLeast reports whether r lets through whatever other does, and keeps its charges for as long.
 func (r Rate) AtLeast(other Rate) bool {
-	return r.Units >= other.Units && r.Burst >= other.Burst && r.Comparable(other) &&
-		(r.Window == other.Window || r.Algorithm == TokenBucket)
+	return r.Units >= other.Units && r.Burst >= other.Burst && r.Comparable(other) && r.Span() == other.Span()
 }

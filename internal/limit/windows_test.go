@@ -25,6 +25,7 @@ func lanes() []*lane {
 		{title: "fixed_window", rate: "10/10s", algorithm: FixedWindow, says: "10 per 10s: at most 10 in each window of the calendar"},
 		{title: "token_bucket", rate: "1/s", algorithm: TokenBucket, burst: 5, says: "1/s, burst 5: at most 5 + t in any t seconds"},
 		{title: "leaky_bucket", rate: "1/s", algorithm: LeakyBucket, says: "1/s: one in any second"},
+		{title: "sliding_window_counter", rate: "10/10s", algorithm: SlidingWindowCounter, says: "10 per 10s: one in any 10/9 s"},
 	}
 }
 
@@ -89,10 +90,15 @@ func (l *lane) most(window time.Duration) (n int, from time.Duration) {
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	all := lanes()
+	for _, algorithm := range Algorithms() {
+		if !slices.ContainsFunc(all, func(l *lane) bool { return l.algorithm == algorithm }) {
+			t.Errorf("docs/windows.svg has no lane of %s", algorithm)
+		}
+	}
 	for _, l := range all {
 		l.run(t)
 	}
-	for i, want := range []int{10, 20, 14, 9} { // two fixed windows meet within 10 s; what arrives late delays the next of a bucket
+	for i, want := range []int{10, 20, 14, 9, 8} { // two fixed windows meet within 10 s; what arrives late delays the next of a bucket
 		if n, _ := all[i].most(10 * time.Second); n != want {
 			t.Errorf("%s: %d arrived in some 10 s, want %d", all[i].title, n, want)
 		}

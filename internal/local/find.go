@@ -30,13 +30,13 @@ func (p Program) Command(ctx context.Context, binary string, args ...string) *ex
 	return cmd
 }
 
-// FindPostgres finds Postgres's binaries. Its error says how to install them.
+// FindPostgres finds Postgres's binaries. Its error has how to install them.
 func FindPostgres() (Program, error) {
 	p, err := Find("postgres", []string{"postgres", "initdb"})
 	return p, hint(err, "postgresql", "postgresql@17")
 }
 
-// FindRedis finds redis-server, or else Valkey. Its error says how to install it.
+// FindRedis finds redis-server, or else Valkey. Its error has how to install it.
 func FindRedis() (Program, error) {
 	p, err := Find("redis", []string{"redis-server"}, []string{"valkey-server"})
 	return p, hint(err, "redis-server", "redis")
@@ -51,7 +51,7 @@ func hint(err error, apt, brew string) error {
 }
 
 // Find finds a program, or fails with ErrMissing. Any of the sets will do, if all its binaries stand in one folder. Find
-// looks on PATH, in the folders where systems and Homebrew put programs, the newest version first, and in Unpacked(name).
+// searches PATH, the folders where systems and Homebrew put programs, the newest version first, and in Unpacked(name).
 func Find(name string, sets ...[]string) (Program, error) {
 	dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), func(dir string) bool { return !filepath.IsAbs(dir) })
 	folders := folders(name)

@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Postgres says how to run a Postgres.
+// Postgres describes how to run a Postgres.
 type Postgres struct {
 	Dir      string            // where it keeps its data; default: a temporary folder that Stop removes
 	Settings map[string]string // as in postgresql.conf; max_connections is 200 by default

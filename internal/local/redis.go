@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Redis says how to run a Redis.
+// Redis describes how to run a Redis.
 type Redis struct {
 	Dir      string            // where it keeps its data; default: a temporary folder that Stop removes
 	Settings map[string]string // as in redis.conf; by default it keeps nothing over a restart

@@ -164,7 +164,7 @@ func (s *server) Restart(ctx context.Context) error {
 const maxSocketPath = 103
 
 // folder holds the files of one server. This process locks it, and the server inherits the lock: so two
-// servers never share a folder, and a temporary one that nobody holds may be swept.
+// servers never share a folder, and a temporary one that is not locked may be removed.
 type folder struct {
 	path      string
 	lock      *os.File

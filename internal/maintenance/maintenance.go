@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Retention says how long ended calls are kept.
+// Retention describes how long ended calls are kept.
 type Retention struct {
 	Done      time.Duration // default 7 days
 	Failed    time.Duration // default 30 days
@@ -30,9 +30,9 @@ type Purged struct {
 	KeptFor  string `json:"kept_reason,omitempty"` // of the last
 }
 
-const purgeBatch = 1000 // rows that one transaction looks at, so that none is long
+const purgeBatch = 1000 // rows that one transaction reads, so that none is long
 
-// Purge removes calls that ended longer ago than keep says. Then it removes the attempts in the ledger
+// Purge removes calls that ended longer ago than keep. Then it removes the attempts in the ledger
 // whose call is gone and that no window reaches, the versions of limits that no attempt refers to, and answers
 // that are older than their queue's store_for.
 //
@@ -47,7 +47,7 @@ func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err e
 		{"calls", purgeCallsSQL, `SELECT min(id) FROM public.call_queue WHERE id > $1`, keep.args(), &p.Calls},
 		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM public.call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, &p.Attempts},
 	} {
-		// Where a row spoils the statement, fewer are looked at, in the end that one alone, which is passed over.
+		// Where a row spoils the statement, fewer are read, in the end that one alone, which is passed over.
 		after, most := new(int64(0)), purgeBatch
 		for after != nil {
 			var next *int64 // nil: the end
@@ -140,7 +140,7 @@ WITH seen AS MATERIALIZED (SELECT id FROM public.call_queue WHERE id > @after OR
 ), removed AS (DELETE FROM public.call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING 1)
 SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
 
-// outOfReach is of an attempt a that no window needs: reachSQL, as r, says how far they go back. Twice the
+// outOfReach is of an attempt a that no window needs: reachSQL, as r, has how far they go back. Twice the
 // longest window leaves room for one that is raised.
 const (
 	reachSQL   = `SELECT 2 * coalesce(max(window_size), '0') + interval '10 minutes' AS back FROM callq.call_limits`
@@ -148,7 +148,7 @@ const (
       AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back`
 )
 
-// The mark says up to where the ledger may lack rows. It keeps a limit shut whose window would reach behind it (policy.Backfill).
+// The mark is up to where the ledger may lack rows. It keeps a limit shut whose window would reach behind it (policy.Backfill).
 const purgeAttemptsSQL = `
 WITH seen AS MATERIALIZED (
     SELECT call_id, attempt FROM public.call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
@@ -234,7 +234,7 @@ func Analyze(ctx context.Context, pool schema.DB) error {
 	return vacuum(ctx, pool, "ANALYZE", busyTables)
 }
 
-// VacuumNeeded vacuums the tables that need it before autovacuum, which looks once a minute:
+// VacuumNeeded vacuums the tables that need it before autovacuum, which checks once a minute:
 // call_open and call_usage change entirely within seconds. It skips tables that another session vacuums.
 func VacuumNeeded(ctx context.Context, pool schema.DB) error {
 	rows, _ := pool.Query(ctx, vacuumNeededSQL)

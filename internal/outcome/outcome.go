@@ -1,4 +1,4 @@
-// Package outcome has the errors by which a handler says how its attempt ends. Any other error is retried with backoff.
+// Package outcome has the errors by which a handler tells how its attempt ends. Any other error is retried with backoff.
 package outcome
 
 import (
@@ -19,7 +19,7 @@ type RetryAfterError struct {
 	After time.Duration
 }
 
-// RefusedError says that the API wants no more requests for a while: the call is no failure.
+// RefusedError means that the API wants no more requests for a while: the call is no failure.
 type RefusedError struct {
 	cause
 	After time.Duration // 0: it names no time
@@ -32,7 +32,7 @@ type SnoozeError struct{ After time.Duration }
 
 func (e *SnoozeError) Error() string { return "snoozed for " + e.After.String() }
 
-// NotSentError says that nothing reached the API.
+// NotSentError means that nothing reached the API.
 type NotSentError struct{ cause }
 
 func (e *NotSentError) Error() string { return "not sent: " + e.cause.Error() }
@@ -62,10 +62,10 @@ func Chosen(err error) bool {
 // IsPermanent reports whether err fails the call.
 func IsPermanent(err error) bool { return is[*PermanentError](err) }
 
-// IsRefused reports whether err says that the API refused.
+// IsRefused reports whether err means that the API refused.
 func IsRefused(err error) bool { return is[*RefusedError](err) }
 
-// IsNotSent reports whether err says that nothing was sent.
+// IsNotSent reports whether err means that nothing was sent.
 func IsNotSent(err error) bool { return is[*NotSentError](err) }
 
 func is[E error](err error) bool {

@@ -64,7 +64,7 @@ func open(t testing.TB, config *pgxpool.Config, settings map[string]string) *pgx
 	return pool
 }
 
-// NewURL returns the URL of a fresh database, which is dropped, whoever is still connected, when t ends.
+// NewURL returns the URL of a fresh database, which is dropped when t ends, with its connections.
 func NewURL(t testing.TB) string {
 	t.Helper()
 	server := os.Getenv("TEST_DATABASE_URL")

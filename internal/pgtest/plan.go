@@ -111,13 +111,12 @@ func Literals(n int, format string) string {
 // Planned is a statement whose plan CheckPlans holds.
 type Planned struct {
 	SQL     string
-	Uses    []string // scans of tables that grow: "index column", the column being one of its condition's
-	Ordered string   // an index that is read in its order, and no further than to a limit
+	Ordered string // an index that is read in its order, and no further than to a limit
 }
 
 // CheckPlans checks the plans of statements while the tables are new, when they were analyzed while they were empty (for such a
-// table every way costs the same), while calls wait and none is open, and when fillSQL has filled them. Each reads the tables through what it Uses, by a condition,
-// and the same rows once; it uses all of that, and nothing else. The tables whole are small, and may be read in any way.
+// table every way costs the same), while calls wait and none is open, and when fillSQL has filled them. Each statement finds rows of
+// the tables that grow by a condition on an index, and the same rows once. The tables whole are small, and may be read in any way.
 func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole []string, statements map[string]Planned) {
 	t.Helper()
 	pool := New(t)
@@ -133,36 +132,30 @@ func CheckPlans(t *testing.T, settings map[string]string, fillSQL string, whole 
 
 func (s Planned) check(t *testing.T, plan []Scan, name string, whole []string) {
 	t.Helper()
-	var used []string
+	ordered := s.Ordered == ""
 	for _, scan := range plan {
 		if scan.byRows() || slices.ContainsFunc(whole, scan.of) {
 			continue
 		}
-		i := slices.IndexFunc(s.Uses, func(use string) bool {
-			index, column, _ := strings.Cut(use, " ")
-			return scan.Index == index && scan.Cond != "" && strings.Contains(scan.Cond, column)
-		})
-		if i < 0 {
-			t.Errorf("%s: %+v, want one of %q", name, scan, s.Uses)
-			continue
+		if scan.Cond == "" {
+			t.Errorf("%s: read without a condition on an index: %+v", name, scan)
 		}
 		if scan.Again {
-			t.Errorf("%s: %+v, the same for each row", name, scan)
+			t.Errorf("%s: read again for each row: %+v", name, scan)
 		}
-		used = append(used, s.Uses[i])
-		limit := slices.Index(scan.Above, "Limit")
-		if scan.Index == s.Ordered && (limit < 0 || slices.Contains(scan.Above[:limit], "Sort")) {
-			t.Errorf("%s: sorted, or read to its end: %+v", name, scan)
+		if scan.Index == s.Ordered {
+			ordered = true
+			if limit := slices.Index(scan.Above, "Limit"); limit < 0 || slices.Contains(scan.Above[:limit], "Sort") {
+				t.Errorf("%s: sorted, or read to its end: %+v", name, scan)
+			}
 		}
 	}
-	for _, use := range s.Uses {
-		if !slices.Contains(used, use) {
-			t.Errorf("%s: does not use %s", name, use)
-		}
+	if !ordered {
+		t.Errorf("%s: does not read %s", name, s.Ordered)
 	}
 }
 
-// byRows says whether the scan reads nothing but rows that are known: those of its statement, those that an index below it
+// byRows reports whether the scan reads nothing but rows that are known: those of its statement, those that an index below it
 // found, or a sample.
 func (s Scan) byRows() bool {
 	return !strings.HasPrefix(s.Table, "call_") && !strings.HasPrefix(s.Index, "call_") ||
@@ -176,8 +169,8 @@ func (s Scan) of(table string) bool {
 // FillSQL fills the tables with calls in all states, most of them waiting, and a larger ledger and usage.
 const FillSQL = `
 INSERT INTO callq.call_queues SELECT 'q' || i, '{api}', '', 3, '1 s', '1 min', '30 s', 'retry' FROM generate_series(1, 5) i;
-INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
-SELECT 'l' || i, 1, 100, '1 min', false, false, '1 s', '1 s', '{}', now(), 'test', callq.epoch() FROM generate_series(1, 20) i;
+INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, count_cost, slack, send_within, queues, applied_at, applied_by, epoch)
+SELECT 'l' || i, 1, 100, '1 min', '60 ms', false, false, '1 s', '1 s', '{}', now(), 'test', callq.epoch() FROM generate_series(1, 20) i;
 INSERT INTO public.call_queue (queue, key, status, expires_at)
 SELECT 'q' || i % 5, CASE i % 3 WHEN 0 THEN '' ELSE 'k' || i % 1000 END, CASE i % 10 WHEN 0 THEN 'done' WHEN 1 THEN 'dispatched' ELSE 'new' END, CASE i % 100 WHEN 0 THEN now() + interval '1 h' END
 FROM generate_series(1, 20000) i;

@@ -16,7 +16,7 @@ import (
 )
 
 // Apply puts p in force: it changes the limits, queues and budgets in Postgres to it, and returns what changed, a line
-// each. Applying the same policy again changes nothing. by says who, for the audit.
+// each. Applying the same policy again changes nothing. by names the one who does, for the audit.
 //
 // Attempts that were claimed under a limit and have not started are recalled if the limit changes other than to more
 // units. A limit whose usage may not reach back far enough stays closed until that is counted (Backfill).
@@ -51,7 +51,7 @@ func apply(ctx context.Context, pool schema.DB, by string, run func(context.Cont
 	return a.changes, err
 }
 
-// ErrUnjudged says that nothing can be applied yet.
+// ErrUnjudged means that nothing can be applied yet.
 var ErrUnjudged = errors.New("after a failover of Postgres, dispatchers ask workers whether anything is missing: " +
 	"see that a dispatcher runs, and try again in 10 s")
 

@@ -32,10 +32,10 @@ func Backfill(ctx context.Context, pool schema.DB, gained time.Duration) (opened
 	return opened, nil
 }
 
-// UncountedSQL names the limits that Backfill looks at. Some may have to stay closed.
+// UncountedSQL names the limits that Backfill counts. Some may have to stay closed.
 const UncountedSQL = `SELECT name FROM callq.call_limits WHERE complete_since IS NULL AND cardinality(queues) > 0 ORDER BY name`
 
-// backfill replaces the limit's usage by what the ledger says, in one snapshot. An attempt that closes meanwhile is in
+// backfill replaces the limit's usage by the ledger's, in one snapshot. An attempt that closes meanwhile is in
 // neither, or charges the limit afterwards.
 func backfill(ctx context.Context, pool schema.DB, name string, gained time.Duration) (bool, error) {
 	open := false
@@ -70,16 +70,15 @@ WHERE l.name = $1 AND l.complete_since IS NULL
 FOR NO KEY UPDATE`
 
 // Attempts that were charged to the limit count until then; others of its queues count until the bound in the ledger.
-// The limit as it is now says with which key, and whether by cost. Shard 0 belongs to no connection. Nothing in the
+// The limit as it is now decides with which key, and whether by cost. Shard 0 belongs to no connection. Nothing in the
 // ledger still runs, so a concurrency limit begins with no usage, but for requests that are in doubt (ledger.Prove). Those
 // that were not charged to the limit count for arrive_within.
 const countUsageSQL = `
 INSERT INTO callq.call_usage (limit_name, key, bucket, shard, used)
 SELECT l.name, CASE WHEN l.per_key THEN a.key ELSE '' END,
-    CASE WHEN c.until = ` + limit.UnknownSQL + ` THEN c.until ELSE date_bin(w.width, coalesce(c.until, ` + arrivedBySQL + `), 'epoch') + w.width END, 0,
+    CASE WHEN c.until = ` + limit.UnknownSQL + ` THEN c.until ELSE date_bin(l.bucket_width, coalesce(c.until, ` + arrivedBySQL + `), 'epoch') + l.bucket_width END, 0,
     sum(CASE WHEN l.count_cost THEN coalesce(a.settled, a.cost) ELSE 1 END)
 FROM callq.call_limits l
-CROSS JOIN LATERAL (SELECT greatest(coalesce(l.bucket_width, l.window_size / 200), interval '1 us') AS width) w
 JOIN public.call_attempts a ON a.arrived_by > clock_timestamp() - l.window_size * 1.01 - $2::interval
 LEFT JOIN LATERAL (
     SELECT r.until

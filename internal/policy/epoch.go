@@ -12,7 +12,7 @@ import (
 
 // A server that was promoted or restored may lack what its predecessor gave out last. So known charges count as usual, and the
 // rest of the rate counts as used until nothing that is missing can count any more: docs/design.md, The failover epoch. A limit
-// that is applied later bounded nobody before, so it is closed for as long. Whoever first sees the epoch writes down when that
+// that is applied later bounded no call before, so it is closed for as long. The process that first sees the epoch writes down when that
 // was. Late is safe.
 
 // Epoch is a failover epoch, and what entering it did.
@@ -25,7 +25,7 @@ type Epoch struct {
 	LivedAt *time.Time // the latest heartbeat of a former server that is here; nil: there is none
 }
 
-// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. Whoever comes second
+// EnterEpoch has all limits enter the current failover epoch, before anything is closed or claimed in it. The second that comes
 // finds nothing to do. While the verdict is Waiting nothing has entered it: call EnterEpoch again, with how long it has been so.
 // Attempts that are open go on if nothing is missing.
 func EnterEpoch(ctx context.Context, pool schema.DB, failover Failover, asked time.Duration) (e Epoch, err error) {
@@ -108,7 +108,7 @@ func lockLimits(ctx context.Context, tx pgx.Tx, where string) error {
 	return err
 }
 
-// noteEpochSQL notes an epoch that nobody has seen. What stands in a limit or a worker is of a former server.
+// noteEpochSQL notes an epoch that is new. What stands in a limit or a worker is of a former server.
 const noteEpochSQL = `
 INSERT INTO callq.call_epochs (epoch, seen_at, verdict, lived_at)
 SELECT callq.epoch(), clock_timestamp(),
@@ -117,7 +117,7 @@ SELECT callq.epoch(), clock_timestamp(),
     (SELECT max(CASE WHEN epoch = callq.epoch() THEN lived_at ELSE heartbeat_at END) FILTER (WHERE isfinite(heartbeat_at)) FROM callq.call_workers)
 ON CONFLICT (epoch) DO NOTHING`
 
-// Whoever judges waits for whoever judges already.
+// Only one judges at a time.
 const epochSQL = `
 SELECT coalesce(verdict, ''), coalesce(why, ''), seen_at, lived_at FROM callq.call_epochs WHERE epoch = callq.epoch() FOR UPDATE`
 
@@ -125,7 +125,7 @@ const verdictSQL = `UPDATE callq.call_epochs SET verdict = $1, why = $2 WHERE ep
 
 const adoptSQL = `UPDATE callq.call_open SET epoch = callq.epoch() WHERE epoch = ANY($1::text[])`
 
-// A limit that is not counted yet has bounded nobody. Nor has one of which more than the rate was missing when it entered the
+// A limit that is not counted yet has bounded no call. Nor has one of which more than the rate was missing when it entered the
 // epoch before, if that may still count. What it was lowered by since then bounds both.
 const enterSQL = `
 UPDATE callq.call_limits l
@@ -164,7 +164,7 @@ func Known(ctx context.Context, db ledger.DB, names, keys []string, since []time
 // What is charged since ends in later buckets (ledger's rule.bucket). What was open then is in shards below 0.
 const knownSQL = `
 WITH asked AS MATERIALIZED (
-    SELECT a.*, l.known_at + coalesce(l.bucket_width, l.window_size / 200) AS until
+    SELECT a.*, l.known_at + l.bucket_width AS until
     FROM unnest($1::text[], $2::text[], $3::timestamptz[]) WITH ORDINALITY AS a (name, key, since, number)
     CROSS JOIN LATERAL (SELECT * FROM callq.call_limits WHERE name = a.name LIMIT 1) l
 )

@@ -16,7 +16,7 @@ const (
 	unsaid Failover = "" // dispatchers judge
 )
 
-// Verdict says whether anything that a former server had committed is missing from this one.
+// Verdict is whether anything that a former server had committed is missing from this one.
 type Verdict string
 
 const (
@@ -29,7 +29,7 @@ const (
 const (
 	livesFor   = 10 * time.Second // a worker with a heartbeat so long before the last of all lived, for all that is known
 	speakAfter = 2 * time.Second  // tasks/worker.go: heartbeatEvery. A worker whose row is missing has spoken by then
-	speakUntil = 10 * time.Second // whoever has not spoken by then is dead, or still writes to the former server
+	speakUntil = 10 * time.Second // a worker that has not spoken by then is dead, or still writes to the former server
 )
 
 // testimony is what workers say of a new epoch.
@@ -41,7 +41,7 @@ type testimony struct {
 	Former []string `db:"former"`
 }
 
-// verdict judges a new epoch of which workers have been asked for so long, and says why.
+// verdict judges a new epoch of which workers have been asked for so long, and why.
 func (f Failover) verdict(t testimony, asked time.Duration) (Verdict, string) {
 	switch {
 	case f == Strict:

@@ -75,7 +75,7 @@ func (row limitRow) reachesShort(now limitRow) bool {
 // bounded reports whether now also bounds what kept to row and may be missing, except for what row allowed more (less).
 func (row limitRow) bounded(now limitRow) bool {
 	return !row.reachesShort(now) && now.Rate.Comparable(row.Rate) &&
-		(now.Rate.Algorithm != limit.TokenBucket || now.Rate.AtLeast(row.Rate))
+		(now.Rate.Returns() != limit.Evenly || now.Rate.AtLeast(row.Rate))
 }
 
 // applyLimits writes the limits. One that left the configuration keeps its row: attempts that were claimed under it are
@@ -156,11 +156,11 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`
 
-// ErrRate says that a limit cannot have a rate.
+// ErrRate means that a limit cannot have a rate.
 var ErrRate = errors.New("it cannot have this rate")
 
 // Override puts a rate in force instead of the configuration's, until Reset. If it is lower, unstarted attempts are
-// recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by says
+// recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by names
 // who, for the audit. The error is ledger.ErrUnknown if there is no such limit.
 func Override(ctx context.Context, pool schema.DB, name string, rate limit.Rate, by string) ([]string, error) {
 	return onLimit(ctx, pool, "set", name, by, func(ctx context.Context, a *application, was limitRow) error {
@@ -211,7 +211,7 @@ func onLimit(
 
 const lockQueuesSQL = `SELECT FROM callq.call_queues WHERE name = ANY($1) ORDER BY name COLLATE "C" FOR NO KEY UPDATE`
 
-// ErrUncounted says that a limit cannot be opened yet.
+// ErrUncounted means that a limit cannot be opened yet.
 var ErrUncounted = errors.New("what it has used is not counted yet: that waits until attempts under its former rule have ended")
 
 // Open counts nothing as missing from a limit any more, nor as in doubt, on the word of an operator who knows what was sent and

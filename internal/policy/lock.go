@@ -48,9 +48,14 @@ func (l LockedLimit) MaxCost() int64 {
 	return max(l.Rate().Most(), l.Config.Most())
 }
 
-// Missing is what may have been given out of the limit that nobody knows of, if it may still count; else nil.
+// Missing is what may have been given out of the limit and is not known, if it may still count; else nil.
 func (l LockedLimit) Missing(now time.Time, gained time.Duration) *limit.Missing {
 	return limit.MissingAt(l.Rate(), l.MissingUntil, l.KnownAt, now, gained)
+}
+
+// Gained is what the limit's window is widened by: what Postgres's clock gained while anything that still counts was under way.
+func (l LockedLimit) Gained(gains limit.Gains, now time.Time) time.Duration {
+	return gains.Within(now, l.Window+limit.Margin(l.Window)+l.UnderWay)
 }
 
 // LockedQueue is a queue's row and those of its limits, as read under their locks.
@@ -66,10 +71,10 @@ type LockedQueue struct {
 	Limits     []LockedLimit // in the order of the locks
 }
 
-// LockQueue has a batch lock a queue and all its limits, in name order, and read from them what is in force. Last it locks the
+// LockForClaim has a batch lock a queue and all its limits, in name order, and read from them what is in force. Last it locks the
 // workers' capacity: a claim that holds it waits for no other. within bounds every statement of the transaction. The queue is
 // Locked unless it is gone or, without wait, another transaction holds one of the locks.
-func LockQueue(b *pgx.Batch, queue string, wait bool, within time.Duration) *LockedQueue {
+func LockForClaim(b *pgx.Batch, queue string, wait bool, within time.Duration) *LockedQueue {
 	skip := " SKIP LOCKED"
 	if wait {
 		skip = ""
@@ -117,12 +122,15 @@ FOR NO KEY UPDATE`
 const LockLimitsSQL = `
 SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
     overrides, epoch, complete_since, missing_until, known_at, known_less,
-    slack + greatest(send_within + ` + limit.LateMostSQL + `, CASE WHEN anchor = 'start' THEN interval '0' ELSE coalesce(
-        (SELECT max(q.timeout) + interval '1 second' FROM callq.call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END) AS under_way
+    ` + UnderWaySQL + ` AS under_way
 FROM callq.call_limits l
 WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM callq.call_queues WHERE name = $1))
 ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE OF l`
+
+// UnderWaySQL is LockedLimit.UnderWay of a limit l.
+const UnderWaySQL = `l.slack + greatest(l.send_within + ` + limit.LateMostSQL + `, CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
+        (SELECT max(q.timeout) + interval '1 second' FROM callq.call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END)`
 
 // Only callq's daemons may lock the row, while any login may hold an advisory lock for as long as it likes. The lock is written
 // into the row in place, so it leaves nothing dead.

@@ -62,7 +62,7 @@ const noteMaxDataSQL = `
 INSERT INTO callq.call_meta AS m (name, position) VALUES ('max_data', $1)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE m.position IS DISTINCT FROM excluded.position`
 
-// Heartbeat says that the process is alive, and which policy its file has. It returns the names of the live
+// Heartbeat records that the process is alive, and which policy its file has. It returns the names of the live
 // dispatchers whose file differs from what is in force. It takes at most HeartbeatEvery.
 func (m Member) Heartbeat(ctx context.Context, pool schema.DB, p Policy) (others []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, HeartbeatEvery)
@@ -78,7 +78,7 @@ const heartbeatSQL = `
 INSERT INTO callq.call_dispatchers (id, name, policy, heartbeat_at) VALUES ($1, $2, $3, clock_timestamp())
 ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, heartbeat_at = excluded.heartbeat_at`
 
-// Leave removes the process's row, so that nobody has to wait for missed heartbeats.
+// Leave removes the process's row, so that its heartbeats need not be missed first.
 func (m Member) Leave(ctx context.Context, pool schema.DB) error {
 	_, err := pool.Exec(ctx, `DELETE FROM callq.call_dispatchers WHERE id = $1`, m.ID)
 	return ledger.Wrap("remove the dispatcher's row", err)
@@ -105,7 +105,7 @@ type Applied struct {
 	By   string    `json:"applied_by" db:"applied_by"`
 }
 
-// String says who applied it, and when.
+// String is who applied it, and when.
 func (a *Applied) String() string {
 	return fmt.Sprintf("%s applied at %s", a.By, a.At.UTC().Format(time.RFC3339))
 }
@@ -130,7 +130,7 @@ func (p Policy) hash() string {
 	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
-// Kept says why a start left the policy in force as it was.
+// Kept is why a start left the policy in force as it was.
 type Kept struct {
 	*Applied
 	Why string

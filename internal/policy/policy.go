@@ -2,7 +2,7 @@
 // them back under the locks that claims take.
 //
 // The database holds one policy: what was applied last is in force for every process. Claims read it under the locks that
-// Apply takes, so none mixes an old and a new one. Locks are taken in one order: the applier's, the queues', the limits'.
+// Apply locks, so none mixes an old and a new one. Locks are acquired in one order: the applier's, the queues', the limits'.
 package policy
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Policy is what a configuration says of limits, queues and budgets. Its JSON identifies it (Hash): keep the names of
+// Policy is what a configuration has of limits, queues and budgets. Its JSON identifies it (Hash): keep the names of
 // fields, and give a new one omitempty.
 type Policy struct {
 	Limits  []Limit  `json:",omitempty"`
@@ -65,7 +65,7 @@ const (
 	TrustIgnore = "ignore"
 )
 
-// Queue says which limits its calls use, and how they are retried.
+// Queue describes which limits its calls use, and how they are retried.
 type Queue struct {
 	Name        string        `db:"name"`
 	Limits      []string      `db:"limits"`
@@ -78,10 +78,10 @@ type Queue struct {
 	Hours       string        `db:"hours"`   // outside of which nothing starts, as internal/hours reads them; empty: none
 
 	// Which answers to calls of the task http are kept, so many bytes of each, and for how long.
-	Store       string        `db:"store"`        // all, errors or none; empty: as the worker's http_task.store says
+	Store       string        `db:"store"`        // all, errors or none; empty: the worker's http_task.store
 	StoreMax    int64         `db:"store_max"`    // 0: 64 KiB
 	StoreFor    time.Duration `db:"store_for"`    // 0: as the call
-	OnRefused   string        `db:"on_refused"`   // what an answer is that says a limit: close (no failure; the default) or retry (one)
+	OnRefused   string        `db:"on_refused"`   // what an answer is that names a limit: close (no failure; the default) or retry (one)
 	MaxRefusals int           `db:"max_refusals"` // of a call; 0: 1,000
 	// Needs are units of budgets that each call draws: claims leave alone what has none of them free.
 	Needs map[string]int64 `db:"needs" json:",omitempty"`
@@ -208,8 +208,7 @@ func (l *Limit) check() error {
 		}
 		l.Anchor = limit.AnchorFinish
 	}
-	bucket := l.Rate.Algorithm == limit.TokenBucket || l.Rate.Algorithm == limit.LeakyBucket
-	if len(l.Overrides) > 0 && (!l.PerKey || bucket) {
+	if len(l.Overrides) > 0 && (!l.PerKey || l.Rate.Algorithm.Traits().OneRate) {
 		return errors.New("overrides are of limits per key, and not of buckets")
 	}
 	for key, units := range l.Overrides {
@@ -258,8 +257,8 @@ func (q *Queue) check(p *Policy) error {
 		if i < 0 {
 			return fmt.Errorf("there is no budget %q", name)
 		}
-		if rule := p.Budgets[i].rule(); units < 1 || units > rule.LeastMost() || rule.Shards > 1 {
-			return fmt.Errorf("needs %d of budget %q: it may need 1 to %d, of a budget without shards", units, name, rule.LeastMost())
+		if rule := p.Budgets[i].rule(); units < 1 || units > rule.LeastMost() {
+			return fmt.Errorf("needs %d of budget %q: it may need 1 to %d", units, name, rule.LeastMost())
 		}
 	}
 	if len(q.Needs) == 0 {

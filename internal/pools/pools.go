@@ -30,7 +30,8 @@ type Pool struct {
 	Slots     int      `db:"slots"`     // of the smallest live worker
 	Free      int      `db:"free"`      // slots of live workers that run nothing
 	Started   int      `db:"started"`   // open attempts that somebody has started
-	Unstarted int      `db:"unstarted"` // open attempts that nobody has started
+	Unstarted int      `db:"unstarted"` // open attempts that have not started, but for those in runs
+	InRuns    int      `db:"in_runs"`   // open attempts in runs that have not started
 	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
 	Capacity  int      `db:"-"`         // attempts that may still be handed to it
 	Soon      int      `db:"-"`         // running attempts that end soon, if they go on to end as they did of late
@@ -38,6 +39,7 @@ type Pool struct {
 
 const (
 	capacityWithoutWorkers = 200
+	runsPerSlot            = 20  // unstarted attempts in runs
 	highWater              = 256 // unstarted attempts
 )
 
@@ -46,7 +48,7 @@ const (
 func Collect(rows pgx.Rows, t *Turnover, at time.Time) (*Pools, error) {
 	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Pool])
 	if err == nil {
-		t.look(list, at)
+		t.count(list, at)
 	}
 	return withCapacity(list), ledger.Wrap("read the workers", err)
 }
@@ -122,6 +124,15 @@ func (r *Pools) Capacity() int {
 	return sum
 }
 
+// InRuns is how many attempts more may be handed over in runs. They use slots for a short part of the time.
+func (r *Pools) InRuns() int {
+	sum := 0
+	for _, p := range r.List {
+		sum += max(0, runsPerSlot*p.Slots*p.Workers-p.InRuns)
+	}
+	return sum
+}
+
 // CanTake reports whether a pool that handles a task has capacity.
 func (r *Pools) CanTake(task string) bool {
 	return slices.ContainsFunc(r.List, func(p *Pool) bool { return p.Capacity > 0 && p.handles(task) })
@@ -141,10 +152,19 @@ func (r *Pools) Choose(task string, random func(n int64) int64) *Pool {
 		}
 	}
 	if chosen != nil {
-		chosen.Capacity--
-		chosen.Unstarted++
+		chosen.Take()
 	}
 	return chosen
+}
+
+// Take takes one place in the pool, if it has capacity.
+func (p *Pool) Take() bool {
+	if p.Capacity <= 0 {
+		return false
+	}
+	p.Capacity--
+	p.Unstarted++
+	return true
 }
 
 // For is the pool to which a task's attempts go that were handed to pool before: the same one, while it is alive or no
@@ -164,7 +184,7 @@ func (r *Pools) For(task, before string) string {
 
 // Packing is how many attempts one message carries when the pool gets m of a task. Each message costs a worker two trips to
 // Redis and a statement, and each worker two more statements. So few attempts make a message a worker, or one of up to 16 if
-// they are HTTP calls, which take next to no CPU. Many make four a worker, so that the next goes to whoever is free.
+// they are HTTP calls, which take next to no CPU. Many make four a worker, so that the next goes to a worker that is free.
 func (p *Pool) Packing(task string, m int) int {
 	w, few := max(p.Workers, 1), 8
 	each := (m + w - 1) / w
@@ -175,7 +195,7 @@ func (p *Pool) Packing(task string, m int) int {
 	return min(k, max(p.Slots/4, 1))
 }
 
-// SQL reads the pools; its argument is the smallest batch that may be open.
+// SQL reads the pools. What a run has started ahead of its turn has no slot yet. The argument is the smallest batch that may be open.
 const SQL = `
 WITH pools AS (
     SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
@@ -183,14 +203,17 @@ WITH pools AS (
     FROM (SELECT *, callq.alive(heartbeat_at) AS live FROM callq.call_workers) w
     GROUP BY pool
 ), open AS (
-    SELECT pool, count(*) FILTER (WHERE started_at IS NULL) AS unstarted, count(started_at) AS started, min(batch) AS open_from
+    SELECT pool, count(*) FILTER (WHERE started_at IS NULL AND rooms IS NULL) AS unstarted,
+        count(*) FILTER (WHERE started_at IS NULL AND rooms IS NOT NULL) AS in_runs,
+        count(*) FILTER (WHERE started_at < CASE WHEN rooms IS NULL THEN 'infinity' ELSE clock_timestamp() END) AS started,
+        min(batch) AS open_from
     FROM callq.call_open
     WHERE batch >= $1
     GROUP BY pool
 )
 SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers,
     coalesce(p.slots, 0) AS slots,
-    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted,
+    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, coalesce(o.in_runs, 0) AS in_runs,
     coalesce(o.started, 0) AS started, o.open_from
 FROM pools p
 FULL JOIN open o USING (pool)`

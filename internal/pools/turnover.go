@@ -8,8 +8,8 @@ const (
 	soon        = 50 * time.Millisecond
 )
 
-// Turnover says how many attempts of each pool end soon, by how many ended of late: what one dispatcher handed over and is no
-// longer open. Where others hand over, too, it counts too few, which is safe. One slow call that ends is no turnover, so it looks
+// Turnover describes how many attempts of each pool end soon, by how many ended of late: what one dispatcher handed over and is no
+// longer open. Where others hand over, too, it counts too few, which is safe. One slow call that ends is no turnover, so it reads
 // back much further than ahead. It belongs to the dispatcher's claims; the zero value is ready, and begins with none.
 type Turnover struct {
 	of map[string][]ends // by pool, the oldest first: at most one from before turnoverFor, and all since
@@ -23,13 +23,13 @@ type ends struct {
 
 // Handed notes that n attempts, whose claim is committed, go to a pool.
 func (t *Turnover) Handed(pool string, n int) {
-	for i := range t.of[pool] { // the next look finds them open, or ended
+	for i := range t.of[pool] { // the next count finds them open, or ended
 		t.of[pool][i].n -= n
 	}
 }
 
-// look sets how many attempts of each pool end soon.
-func (t *Turnover) look(list []*Pool, at time.Time) {
+// count sets how many attempts of each pool end soon.
+func (t *Turnover) count(list []*Pool, at time.Time) {
 	if t == nil {
 		return
 	}

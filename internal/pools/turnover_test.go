@@ -36,7 +36,7 @@ func TestTurnover(t *testing.T) {
 			begin := time.Now()
 			for _, s := range steps {
 				p := &Pool{Name: "p", Started: s.started, Unstarted: s.unstarted}
-				if seen.look([]*Pool{p}, begin.Add(s.at)); p.Soon != s.want {
+				if seen.count([]*Pool{p}, begin.Add(s.at)); p.Soon != s.want {
 					t.Errorf("after %s %d end soon, want %d", s.at, p.Soon, s.want)
 				}
 				seen.Handed("p", s.handed)

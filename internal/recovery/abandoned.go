@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// abandoned is an open attempt whose worker is not alive, so that nobody hears whether its request was answered. It occupies its
+// abandoned is an open attempt whose worker is not alive, so that it is not known whether its request was answered. It occupies its
 // units until its deadline, unless its host answers a later request.
 type abandoned struct {
 	CallID  int64         `db:"call_id"`

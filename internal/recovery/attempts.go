@@ -32,7 +32,7 @@ type overdue struct {
 // overdueSQL needs a condition over call_open o. Its arguments are the batch from which on attempts are open, and the calls
 // to leave alone.
 const overdueSQL = `
-SELECT o.call_id, o.attempt, coalesce(o.token, 0) AS token, o.token IS NULL AS unstarted,
+SELECT o.call_id, o.attempt, coalesce(o.token, 0) AS token, o.started_at IS NULL AS unstarted,
     clock_timestamp() - coalesce(o.started_at, o.claimed_at) AS age,
     coalesce(o.send_within, '1 day') AS send_within,
     coalesce(o.deadline - o.started_at, '0') AS deadline,
@@ -112,7 +112,7 @@ func (r *Recoverer) lost(why string) func(overdue) ledger.Closing {
 	}
 }
 
-// closeUnstarted takes back attempts that nobody started in time, or before their queue's hours ended. That is safe at any
+// closeUnstarted takes back attempts that were not started in time, or before their queue's hours ended. That is safe at any
 // moment, because a start is a compare-and-set. While no worker is alive they stay.
 func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 	return r.close(ctx, v, unstartedWhere, func(o overdue) ledger.Closing {
@@ -123,8 +123,10 @@ func (r *Recoverer) closeUnstarted(ctx context.Context, v View) (int, error) {
 	})
 }
 
-// One of a former epoch may have started there.
-const unstartedWhere = `o.started_at IS NULL AND o.start_by < clock_timestamp() AND o.epoch = (SELECT callq.epoch())
+// One of a former epoch may have started there. A run goes back as soon as no worker has it.
+const unstartedWhere = `o.started_at IS NULL AND o.epoch = (SELECT callq.epoch())
+    AND (o.start_by < clock_timestamp() OR o.rooms IS NOT NULL AND o.handed_at < clock_timestamp() - interval '5 seconds'
+        AND NOT EXISTS (SELECT FROM callq.call_workers w WHERE w.id = o.worker AND callq.alive(w.heartbeat_at)))
     AND EXISTS (SELECT 1 FROM callq.call_workers WHERE callq.alive(heartbeat_at))`
 
 // prove ends the doubt about attempts without an answer. A later request to their host was answered, or one is to ask whether the

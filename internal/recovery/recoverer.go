@@ -28,12 +28,12 @@ const (
 	redeliverAge = 5 * time.Second // of a hand-over that Redis no longer has
 )
 
-// Config says what a Recoverer works with. All fields are required.
+// Config is what a Recoverer works with. All fields are required.
 type Config struct {
 	Pool   schema.DB
 	Sender *handoff.Broker
 	Log    *slog.Logger
-	Now    func() time.Time    // a clock that nobody sets
+	Now    func() time.Time    // a clock that is never set
 	Random func(n int64) int64 // in [0, n)
 }
 
@@ -159,7 +159,7 @@ func (r *Recoverer) leftAlone() []int64 {
 	return slices.AppendSeq([]int64{}, maps.Keys(r.isolated))
 }
 
-// isolate leaves a call alone for a minute. It says why in the log and, if it can be written, in the row.
+// isolate leaves a call alone for a minute. The log has the reason and, if it can be written, the row.
 func (r *Recoverer) isolate(ctx context.Context, id int64, err error) {
 	r.isolated[id] = r.Now().Add(time.Minute)
 	r.Log.ErrorContext(ctx, "call isolated", "call", id, "err", err)
@@ -194,6 +194,9 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	if !r.Sender.Reachable(ctx) {
 		return 0, nil
 	}
+	if err := r.findBeside(ctx); err != nil {
+		return 0, err
+	}
 	rows, _ := r.Pool.Query(ctx, poolsSQL)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -201,6 +204,31 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	}
 	return r.Sender.Tidy(ctx, names)
 }
+
+// findBeside notes that another server's dispatchers take this one's hand-overs, and it theirs. doctor reports it, too.
+func (r *Recoverer) findBeside(ctx context.Context) error {
+	var mark string
+	err := r.Pool.QueryRow(ctx, serverSQL).Scan(&mark)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil // a load balancer has had a standby answer, which is no copy
+	} else if err != nil {
+		return err
+	}
+	beside, err := r.Sender.Beside(ctx, mark)
+	if err != nil || !beside {
+		return err
+	}
+	r.Log.ErrorContext(ctx, "a copy of this Postgres's files runs beside it and hands over calls through the same Redis: each takes the other's; "+
+		"give one of them another Redis, or stop its dispatchers and workers")
+	_, err = r.Pool.Exec(ctx, besideSQL)
+	return err
+}
+
+const serverSQL = `SELECT pg_postmaster_start_time()::text WHERE NOT pg_is_in_recovery()`
+
+const besideSQL = `
+INSERT INTO callq.call_meta (name, position) VALUES ('beside', extract(epoch FROM clock_timestamp()))
+ON CONFLICT (name) DO UPDATE SET position = excluded.position`
 
 const poolsSQL = `SELECT pool FROM callq.call_workers UNION SELECT pool FROM callq.call_open`
 

@@ -26,7 +26,7 @@ type handed struct {
 }
 
 // redeliver hands over again what Redis no longer has. The message gets a new id, because the old one may yet turn up. The
-// attempts stay the same: a second delivery is harmless. If their pool is gone, they go to another.
+// attempts stay the same: a second delivery is harmless. If their pool is gone, they go to another. Runs go back instead (closeUnstarted).
 func (r *Recoverer) redeliver(ctx context.Context, v View) (sent int, err error) {
 	late, err := r.undelivered(ctx, v)
 	if err != nil {
@@ -91,7 +91,7 @@ SELECT o.pool, o.task, coalesce(q.label, '') AS label, o.epoch, o.batch, o.messa
     array_agg(o.call_id) AS call_ids, array_agg(o.attempt) AS attempts
 FROM callq.call_open o LEFT JOIN callq.call_queues q ON q.name = o.queue
 WHERE o.batch >= $1 AND o.started_at IS NULL AND o.handed_at < clock_timestamp() - $2::interval
-  AND o.epoch = (SELECT callq.epoch())
+  AND o.epoch = (SELECT callq.epoch()) AND o.rooms IS NULL
 GROUP BY 1, 2, 3, 4, 5, 6, 7
 ORDER BY min(o.handed_at)`
 

@@ -41,7 +41,7 @@ func Start(t testing.TB, settings map[string]string, options redis.Options) (*lo
 	return server, client
 }
 
-// FreePort is a port of the loopback interface that nobody listens on.
+// FreePort is a port of the loopback interface that is free.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once

@@ -1,4 +1,4 @@
-// Package schema says in which schemas of a database callq's tables stand, so that several callqs can share one.
+// Package schema knows in which schemas of a database callq's tables stand, so that several callqs can share one.
 //
 // SQL is written, everywhere, for the schemas by default: callq.call_open, public.call_queue. It needs no search_path. Where a
 // callq stands elsewhere, [Names.In] makes a pool whose statements name those schemas instead.

@@ -18,7 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Config says what the handler checks and shows.
+// Config is what the handler checks and shows.
 type Config struct {
 	Checks  []Check                // all must pass for /readyz
 	Metrics prometheus.Gatherer    // what /metrics shows
@@ -58,7 +58,7 @@ func (cfg Config) known(next http.Handler) http.Handler {
 	})
 }
 
-// KnownHosts says which Host headers to answer. A server on loopback relies on nobody else reaching it. But a browser
+// KnownHosts returns which Host headers to answer. A server on loopback relies on no other machine reaching it. But a browser
 // on that machine runs others' pages, and DNS rebinding lets such a page read from 127.0.0.1 under its own name. It
 // still sends that name as the Host.
 func KnownHosts(address net.Addr, listen string) func(host string) bool {

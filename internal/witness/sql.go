@@ -1,14 +1,14 @@
 package witness
 
-// beatSQL writes nothing in another epoch than the one in which the worker last spoke: its row is evidence there.
-const beatSQL = `
+// heartbeatSQL writes nothing in another epoch than the one in which the worker last spoke: its row is evidence there.
+const heartbeatSQL = `
 INSERT INTO callq.call_workers AS w (id, pool, tasks, labels, slots, http, started_at, heartbeat_at, epoch)
 SELECT @id, @pool, @tasks::text[], @labels::text[], @slots, @http::jsonb, clock_timestamp(), clock_timestamp(), @former
 WHERE @former = callq.epoch()
 ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, http = excluded.http
 RETURNING epoch, heartbeat_at`
 
-// wordSQL writes the first heartbeat in an epoch. Whoever lived in another says what its row looked like, and whether anything is
+// wordSQL writes the first heartbeat in an epoch. A worker that lived in another tells what its row was, and whether anything is
 // missing. That stays as it was first said, for the heartbeat itself changes what there is to see.
 const wordSQL = `
 WITH found AS MATERIALIZED (
@@ -26,7 +26,7 @@ WITH found AS MATERIALIZED (
 INSERT INTO callq.call_workers AS w (id, pool, tasks, labels, slots, http, started_at, heartbeat_at, epoch, former, lived_at, lacks)
 SELECT @id, @pool, @tasks::text[], @labels::text[], @slots, @http::jsonb, clock_timestamp(), clock_timestamp(), callq.epoch(),
     nullif(@former, ''), lived_at,
-    CASE WHEN @former <> '' THEN lacks_starts OR (lived_at >= @beat_at::timestamptz) IS NOT TRUE
+    CASE WHEN @former <> '' THEN lacks_starts OR (lived_at >= @heartbeat_at::timestamptz) IS NOT TRUE
         WHEN lacks_starts THEN true END
 FROM found
 ON CONFLICT (id) DO UPDATE

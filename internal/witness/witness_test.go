@@ -108,7 +108,7 @@ func lived(t *testing.T) *worker {
 func (w *worker) start(asked, call int64) {
 	w.Helper()
 	answers, err := ledger.Start(w.Context(), w.pool, "w", []ledger.StartRequest{{CallID: call, Attempt: 1, Token: call, Timeout: time.Minute}})
-	if err != nil || answers[0].StartedAt == nil {
+	if err != nil || answers[0].Refused != nil {
 		w.Fatal(answers, err)
 	}
 	w.Started(asked, answers)
@@ -116,7 +116,7 @@ func (w *worker) start(asked, call int64) {
 
 func (w *worker) beat() {
 	w.Helper()
-	if _, err := w.Beat(w.Context(), schema.Names{}.In(w.pool), witness.Row{ID: "w", Pool: "http", Tasks: []string{"http"}}); err != nil {
+	if _, err := w.Heartbeat(w.Context(), schema.Names{}.In(w.pool), witness.Row{ID: "w", Pool: "http", Tasks: []string{"http"}}); err != nil {
 		w.Fatal(err)
 	}
 }

@@ -75,7 +75,8 @@ GRANT EXECUTE ON FUNCTION public.enqueue_call TO callq_producer, callq_enqueuer,
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.call_queue TO callq_daemon;
 GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
     callq.call_policies, callq.call_queues, callq.call_usage, callq.call_segments, callq.call_workers TO callq_daemon;
-GRANT UPDATE (held) ON callq.call_locks TO callq_daemon; -- nobody else may lock a row
+GRANT UPDATE (held) ON callq.call_locks TO callq_daemon; -- no other role may lock a row
+GRANT UPDATE (id) ON callq.call_effective TO callq_daemon; -- claims lock calls through it
 GRANT SELECT, INSERT, DELETE, UPDATE (attempt, result, arrived_by, charged, proof) ON public.call_attempts TO callq_daemon;
 GRANT INSERT ON callq.call_audit, callq.call_limit_versions TO callq_daemon;
 GRANT USAGE ON SEQUENCE callq.call_batch_seq TO callq_daemon;

@@ -156,7 +156,7 @@ ORDER BY id`
 
 const fillUsageSQL = `
 INSERT INTO callq.call_usage (limit_name, key, bucket, shard, used)
-SELECT c."limit", c.key, date_bin(l.window_size / 200, c.until, 'epoch') + l.window_size / 200, pg_backend_pid(), sum(c.cost)
+SELECT c."limit", c.key, date_bin(l.bucket_width, c.until, 'epoch') + l.bucket_width, pg_backend_pid(), sum(c.cost)
 FROM call_attempts a
 CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, key text, cost bigint, until timestamptz)
 JOIN callq.call_limits l ON l.name = c."limit"

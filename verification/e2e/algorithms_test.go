@@ -24,12 +24,14 @@ limits:
   bucket:   {rate: 20/s, algorithm: token_bucket, burst: 30}
   calendar: {rate: 30/5s, algorithm: fixed_window, timezone: America/New_York}
   leaky:    {rate: 10/s, algorithm: leaky_bucket}
+  even:     {rate: 10/s, spread: true, tolerance: 250ms}
   speeds:   {rate: [10/s, 40/5s]}
   account:  {rate: %d/s, per: key, overrides: {big: %d/s}}
 queues:
   bucket:   {limits: [bucket]}
   calendar: {limits: [calendar]}
   leaky:    {limits: [leaky]}
+  even:     {limits: [even]}
   speeds:   {limits: [speeds]}
   account:  {limits: [account]}
 `, others, own), fakeapi.Config{Latency: apiLatency})
@@ -44,6 +46,7 @@ queues:
 	add("bucket", "", 150)
 	add("calendar", "", 75)
 	add("leaky", "", 60)
+	add("even", "", 60)
 	add("speeds", "", 70)
 	add("account", "big", 100)
 	add("account", "small", 25)
@@ -58,7 +61,7 @@ queues:
 	for _, r := range s.api.Requests() {
 		arrivals[r.Key] = append(arrivals[r.Key], r.At)
 	}
-	for key, n := range map[string]int{"bucket": 150, "calendar": 75, "leaky": 60, "speeds": 70, "accountbig": 100, "accountsmall": 25} {
+	for key, n := range map[string]int{"bucket": 150, "calendar": 75, "leaky": 60, "even": 60, "speeds": 70, "accountbig": 100, "accountsmall": 25} {
 		if len(arrivals[key]) != n {
 			t.Errorf("%s: %d requests, want %d", key, len(arrivals[key]), n)
 		}
@@ -89,6 +92,7 @@ queues:
 		return float64(len(calls))
 	})
 	atMost("leaky", sliding(1, 100*time.Millisecond))
+	atMost("even", func(first, last time.Time) float64 { return 1 + 10*(last.Sub(first).Seconds()+0.25) })
 	atMost("speeds", sliding(10, time.Second))
 	atMost("speeds", sliding(40, 5*time.Second))
 	atMost("accountbig", sliding(own, time.Second))

@@ -55,6 +55,8 @@ func killLimits() []oracle.Limit {
 		{Name: "lines", Rate: 6},
 		{Name: "quota", Rate: 200, Window: 2 * time.Second, PerKey: true, ByCost: true},
 		{Name: "quotas", Rate: 500, Window: 2 * time.Second, ByCost: true},
+		{Name: "even", Rate: 1, Window: 30 * time.Millisecond}, // narrow: its calls go in runs
+		{Name: "each", Rate: 3, Window: 200 * time.Millisecond, PerKey: true},
 	}
 	for i := range limits {
 		for _, q := range killQueues() {
@@ -76,6 +78,9 @@ func killQueues() []killQueue {
 		{name: "imports", limits: []string{"tenant", "tenants"}, keys: 5, rest: "max_attempts: 100"},
 		{name: "phones", limits: []string{"line", "lines"}, keys: 5, rest: "max_attempts: 100"},
 		{name: "chats", limits: []string{"quota", "quotas", "lines"}, keys: 4, cost: 90, rest: "max_attempts: 100"},
+		{name: "pings", limits: []string{"even"}, rest: "max_attempts: 100"},
+		{name: "hooks", limits: []string{"each"}, keys: 3, rest: "max_attempts: 100"},
+		{name: "polls", limits: []string{"each", "even"}, keys: 3, rest: "max_attempts: 100"},
 	}
 }
 

@@ -5,8 +5,11 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/callq/callq/verification/fakeapi"
 )
@@ -41,5 +44,26 @@ func TestPacketLoss(t *testing.T) {
 			s.exact(rate, window, 0)
 			t.Logf("used %.1f %%, most in any %s: %d of %d", 100*s.api.Use(rate, window), window, s.api.MaxInWindow(window), rate)
 		})
+	}
+}
+
+// A thread that has been on another host goes on: the kernel kills a callq with the thread that began it.
+func TestThreadOutlivesItsHost(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("it makes network namespaces: run make loss as root")
+	}
+	name := fmt.Sprintf("callq-%d-thread", os.Getpid())
+	ip(t, "netns", "add", name)
+	defer ip(t, "netns", "del", name)
+	threads := make(chan int, 1)
+	onHost(t, name, func() error { threads <- unix.Gettid(); return nil })
+
+	// A process that is begun on that thread has it as its parent until it ends.
+	thread := fmt.Sprintf("/proc/self/task/%d", <-threads)
+	for range 100 {
+		if _, err := os.Stat(thread); err != nil {
+			t.Fatalf("the thread ended: %v", err)
+		}
+		runtime.Gosched()
 	}
 }

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -35,14 +36,14 @@ func (w wire) lay(t *testing.T, n int) (net.Listener, []string) {
 	var listener net.Listener
 	names := [2]string{fmt.Sprintf("callq-%d-%d-workers", os.Getpid(), n), fmt.Sprintf("callq-%d-%d-api", os.Getpid(), n)}
 	for i, name := range names {
-		run(t, "ip", "netns", "add", name)
+		ip(t, "netns", "add", name)
 		t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() }) //nolint:noctx // the test's context has ended
 		onHost(t, name, func() (err error) {
 			if ends[i], err = openTun(); err != nil {
 				return err
 			}
-			run(t, "ip", "addr", "add", fmt.Sprintf("10.77.%d.%d/24", n, i+1), "dev", "tun0")
-			run(t, "ip", "link", "set", "tun0", "up")
+			ip(t, "addr", "add", fmt.Sprintf("10.77.%d.%d/24", n, i+1), "dev", "tun0")
+			ip(t, "link", "set", "tun0", "up")
 			if i == 1 {
 				listener, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("10.77.%d.2:0", n))
 			}
@@ -94,19 +95,29 @@ func (w wire) carry(ctx context.Context, from, to *os.File, seed uint64) {
 	}
 }
 
-// onHost runs on a thread that is in a namespace, and ends with it.
+// onHost runs on a thread that is in a namespace for as long. The thread must go on after that: processes that were
+// begun on it die with it (Pdeathsig).
 func onHost(t *testing.T, name string, do func() error) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread goes with the goroutine
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			done <- err
+			return
+		}
+		defer home.Close()
 		space, err := os.Open("/run/netns/" + name)
 		if err == nil {
 			defer space.Close()
 			err = unix.Setns(int(space.Fd()), unix.CLONE_NEWNET)
 		}
 		if err == nil {
-			err = do()
+			err = errors.Join(do(), unix.Setns(int(home.Fd()), unix.CLONE_NEWNET))
+		}
+		if err == nil {
+			runtime.UnlockOSThread()
 		}
 		done <- err
 	}()
@@ -132,9 +143,9 @@ func openTun() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tun0"), nil
 }
 
-func run(t *testing.T, name string, args ...string) {
+func ip(t *testing.T, args ...string) {
 	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
-		t.Errorf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	if out, err := exec.CommandContext(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+		t.Errorf("ip %s: %v: %s", strings.Join(args, " "), err, out)
 	}
 }

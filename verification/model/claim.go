@@ -1,6 +1,6 @@
 package model
 
-// The dispatchers' claim (dispatcher/claim.go, lock.go, available.go) in three steps between which
+// The dispatchers' claim (internal/claim) in three steps between which
 // anything may happen: lock the limit and read the clock; count; commit. FineClaim apart, the first
 // two are one: an earlier clock only counts more, unless it is set back. Reading the clock in a step
 // of its own would add nothing but a later lock.

@@ -3,8 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/callq/callq/verification/packages"
 )
 
 // program is how a producer's program is started: a step's name follows.
@@ -26,12 +26,6 @@ type program struct {
 // maker builds or installs a producer's program. folder holds its source, temp is for what it builds.
 type maker func(ctx context.Context, folder, temp string) (program, error)
 
-// missingError is returned by a maker that could not have a package of the producer: that is no fault of callq's.
-type missingError struct{ err error }
-
-func (e *missingError) Error() string { return "cannot be had: " + e.err.Error() }
-func (e *missingError) Unwrap() error { return e.err }
-
 // How long building or installing a program may take, and each of its steps.
 const (
 	makeWithin = 10 * time.Minute
@@ -41,13 +35,7 @@ const (
 // goProgram builds a program that has a go.mod of its own.
 func goProgram(ctx context.Context, folder, temp string) (program, error) {
 	binary := filepath.Join(temp, filepath.Base(folder))
-	if err := runIn(ctx, folder, "env", "GOWORK=off", "GOFLAGS=", "go", "mod", "download"); err != nil {
-		return program{}, &missingError{err}
-	}
-	if err := runIn(ctx, folder, "env", "GOWORK=off", "GOFLAGS=", "go", "build", "-o", binary, "."); err != nil {
-		return program{}, err
-	}
-	return program{dir: folder, command: []string{binary}}, nil
+	return program{dir: folder, command: []string{binary}}, packages.Go(ctx, folder, binary)
 }
 
 // generatedGo builds a program whose code go generate makes in part: in a copy, so that the repository stays as it is.
@@ -56,10 +44,10 @@ func generatedGo(ctx context.Context, folder, temp string) (program, error) {
 	if err := os.CopyFS(source, os.DirFS(folder)); err != nil {
 		return program{}, err
 	}
-	if err := runIn(ctx, source, "env", "GOWORK=off", "GOFLAGS=", "go", "mod", "download"); err != nil {
-		return program{}, &missingError{err}
+	if err := packages.RunIn(ctx, source, "env", "GOWORK=off", "GOFLAGS=", "go", "mod", "download"); err != nil {
+		return program{}, fmt.Errorf("%w: %w", packages.ErrMissing, err)
 	}
-	if err := runIn(ctx, source, "env", "GOWORK=off", "GOFLAGS=", "go", "generate", "."); err != nil {
+	if err := packages.RunIn(ctx, source, "env", "GOWORK=off", "GOFLAGS=", "go", "generate", "."); err != nil {
 		return program{}, err
 	}
 	p, err := goProgram(ctx, source, temp)
@@ -70,7 +58,7 @@ func generatedGo(ctx context.Context, folder, temp string) (program, error) {
 // javaProgram compiles a folder's Java, whose main is Producer's, against Debian's packages, which the file apt names, and their jars, which the file
 // jars names.
 func javaProgram(ctx context.Context, folder, temp string) (program, error) {
-	packages, err := os.ReadFile(filepath.Join(folder, "apt"))
+	names, err := os.ReadFile(filepath.Join(folder, "apt"))
 	if err != nil {
 		return program{}, err
 	}
@@ -78,7 +66,7 @@ func javaProgram(ctx context.Context, folder, temp string) (program, error) {
 	if err != nil {
 		return program{}, err
 	}
-	if err := installDebian(ctx, strings.Fields(string(packages))...); err != nil {
+	if err := packages.Debian(ctx, strings.Fields(string(names))...); err != nil {
 		return program{}, err
 	}
 	classes := filepath.Join(temp, filepath.Base(folder))
@@ -91,7 +79,7 @@ func javaProgram(ctx context.Context, folder, temp string) (program, error) {
 		return program{}, err
 	}
 	compile := append([]string{"/usr/bin/javac", "-d", classes, "-cp", path}, sources...)
-	if err := runIn(ctx, folder, compile...); err != nil {
+	if err := packages.RunIn(ctx, folder, compile...); err != nil {
 		return program{}, err
 	}
 	return program{dir: folder, command: []string{"/usr/bin/java", "-cp", path, "Producer"}}, nil
@@ -101,11 +89,11 @@ func javaProgram(ctx context.Context, folder, temp string) (program, error) {
 // interpreter: another one may come first in PATH.
 func debianScript(interpreter, script string) maker {
 	return func(ctx context.Context, folder, _ string) (program, error) {
-		packages, err := os.ReadFile(filepath.Join(folder, "apt"))
+		names, err := os.ReadFile(filepath.Join(folder, "apt"))
 		if err != nil {
 			return program{}, err
 		}
-		if err := installDebian(ctx, strings.Fields(string(packages))...); err != nil {
+		if err := packages.Debian(ctx, strings.Fields(string(names))...); err != nil {
 			return program{}, err
 		}
 		path := filepath.Join("/usr/bin", interpreter)
@@ -116,91 +104,17 @@ func debianScript(interpreter, script string) maker {
 	}
 }
 
-// installDebian has apt-get install packages, unless they are there. Only root may.
-func installDebian(ctx context.Context, packages ...string) error {
-	var missing []string
-	for _, name := range packages {
-		status, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output()
-		if err != nil || string(status) != "installed" {
-			missing = append(missing, name)
-		}
-	}
-	if missing == nil {
-		return nil
-	}
-	install := append([]string{"apt-get", "install", "-y", "-q", "--no-install-recommends"}, missing...)
-	if err := runIn(ctx, "/", install...); err == nil {
-		return nil
-	}
-	_ = runIn(ctx, "/", "apt-get", "update", "-q") // the lists may be old, or none; what is wrong with them, install tells
-	if err := runIn(ctx, "/", install...); err != nil {
-		return &missingError{err}
-	}
-	return nil
-}
-
 // nodeScript runs producer.mjs where npm has installed the packages of package.json, and has run its script build if it has
 // one: in the user's cache, so that the repository stays as it is.
 func nodeScript(ctx context.Context, folder, _ string) (program, error) {
-	packages, err := os.ReadFile(filepath.Join(folder, "package.json"))
+	dir, err := packages.NPM(ctx, folder)
 	if err != nil {
 		return program{}, err
 	}
-	if _, err := exec.LookPath("npm"); err != nil { // Node.js may bring it, or not
-		if err := installDebian(ctx, "nodejs", "npm"); err != nil {
-			return program{}, err
-		}
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return program{}, err
-	}
-	hash := sha256.Sum256(packages)
-	dir := filepath.Join(cache, "callq", "producers", filepath.Base(folder)+"-"+hex.EncodeToString(hash[:6]))
-	if err := installPackages(ctx, folder, dir); err != nil {
-		return program{}, err
-	}
-	if err := runIn(ctx, dir, "npm", "run", "--if-present", "build"); err != nil {
+	if err := packages.RunIn(ctx, dir, "npm", "run", "--if-present", "build"); err != nil {
 		return program{}, err
 	}
 	return program{dir: dir, command: []string{"node", filepath.Join(dir, "producer.mjs")}}, nil
-}
-
-// installPackages copies the folder's files to dir and has npm install their packages, unless they are there.
-func installPackages(ctx context.Context, folder, dir string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	files, err := os.ReadDir(folder)
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(filepath.Join(folder, file.Name()))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, file.Name()), text, 0o600); err != nil {
-			return err
-		}
-	}
-	whole := filepath.Join(dir, "node_modules", ".whole")
-	if _, err := os.Stat(whole); err == nil {
-		return nil
-	}
-	if err := runIn(ctx, dir, "npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"); err != nil {
-		return &missingError{err}
-	}
-	return os.WriteFile(whole, nil, 0o600)
-}
-
-func runIn(ctx context.Context, dir string, command ...string) error {
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", strings.Join(command, " "), err, lastLines(string(out)))
-	}
-	return nil
 }
 
 // answer is what a program prints about a step. Each step fills a few of these.
@@ -291,7 +205,7 @@ func (r *running) end() error {
 	_ = r.in.Close()
 	_, _ = io.Copy(io.Discard, r.out)
 	if err := r.cmd.Wait(); err != nil {
-		return fmt.Errorf("%w: %s", err, lastLines(r.stderr.String()))
+		return fmt.Errorf("%w: %s", err, packages.LastLines(r.stderr.String()))
 	}
 	return nil
 }
@@ -307,11 +221,4 @@ func (p program) step(ctx context.Context, environ []string, args ...string) (an
 		return a, err
 	}
 	return a, r.end()
-}
-
-// lastLines are the last of a text's lines, where most programs say what was wrong.
-func lastLines(text string) string {
-	const most = 600
-	text = strings.TrimSpace(text)
-	return text[max(0, len(text)-most):]
 }

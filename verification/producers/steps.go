@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/callq/callq/verification/packages"
 )
 
 // How many tables a diff may touch: those that users see, call_queue and call_attempts. None of the schema callq.
@@ -66,8 +68,8 @@ func try(ctx context.Context, p producer, callq string, postgres *postgresAddres
 	makeCtx, cancel := context.WithTimeout(ctx, makeWithin)
 	defer cancel()
 	program, err := p.make(makeCtx, folder, temp)
-	if missing, ok := errors.AsType[*missingError](err); ok {
-		r.missing = missing
+	if errors.Is(err, packages.ErrMissing) {
+		r.missing = err
 		return r
 	}
 	if err != nil {

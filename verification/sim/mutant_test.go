@@ -16,6 +16,9 @@ type mutant struct {
 	early      bool            // units that are given out ahead are used at once
 	openGate   bool            // nothing is too late for the gate
 	resends    bool            // half of the requests are sent again
+	oneToken   bool            // each delivery of a run has the same token
+	rushes     bool            // no call of a run waits for its turn
+	narrow     bool            // windows are
 	noRecall   bool            // a lower rate or a pause recalls nothing
 	late       bool            // queues close all the time
 	queues     bool            // the API always stands still at times

@@ -95,6 +95,15 @@ func mutants() []struct {
 				CREATE TRIGGER same BEFORE INSERT ON callq.call_open FOR EACH ROW EXECUTE FUNCTION sim.same()`,
 			undo: `DROP TRIGGER same ON callq.call_open; DROP FUNCTION sim.same()`,
 		}},
+		{"no call of a run waits for its turn", []string{over}, mutant{narrow: true, rushes: true}},
+		{"each delivery of a run may start it", []string{over, once}, mutant{narrow: true, oneToken: true}},
+		{"a run is charged for what there was room for", []string{over}, mutant{
+			narrow: true,
+			sql: `CREATE FUNCTION sim.unpaid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					NEW.costs := array_fill(0::bigint, ARRAY[cardinality(NEW.costs)]); RETURN NEW; END $$;
+				CREATE TRIGGER unpaid BEFORE INSERT ON callq.call_open FOR EACH ROW WHEN (NEW.rooms IS NOT NULL) EXECUTE FUNCTION sim.unpaid()`,
+			undo: `DROP TRIGGER unpaid ON callq.call_open; DROP FUNCTION sim.unpaid()`,
+		}},
 		{"a lower rate recalls nothing", []string{over}, mutant{noRecall: true, often: func(w *world) { w.setLimit(w.set.rules.Limits[0]) }}},
 		{"a pause recalls nothing", []string{paused}, mutant{noRecall: true}},
 		{"what was handed over may start after the hours", []string{closed}, mutant{
@@ -234,7 +243,7 @@ func onLedgerSQL(when string) string {
 	return `CREATE FUNCTION sim.refund() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			DELETE FROM callq.call_usage u USING jsonb_to_recordset(NEW.charged) AS r ("limit" text, key text, until timestamptz), callq.call_limits l
 			WHERE u.limit_name = r."limit" AND u.key = r.key AND l.name = u.limit_name
-			  AND u.bucket >= r.until AND u.bucket <= r.until + coalesce(l.bucket_width, l.window_size / 200);
+			  AND u.bucket >= r.until AND u.bucket <= r.until + l.bucket_width;
 			RETURN NEW; END $$;
 		CREATE TRIGGER refund AFTER INSERT ON call_attempts FOR EACH ROW WHEN (` + when + `) EXECUTE FUNCTION sim.refund()`
 }

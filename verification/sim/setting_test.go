@@ -44,7 +44,7 @@ type kind int
 const (
 	day   kind = iota // 24 h: stretches of bursts and faults, and lulls between them
 	crowd             // 5,000 calls at once
-	hour              // one stretch, for mutants: what is wrong shows soon
+	hour              // one stretch, for mutants, and narrow windows: what is wrong shows soon
 )
 
 // crowdEvery is how many seeds there are for each one that is a crowd.
@@ -52,7 +52,7 @@ const crowdEvery = 25
 
 func draw(w *world) setting {
 	s := setting{
-		window:      pick(w, time.Second, time.Second, 2*time.Second, 5*time.Second, 10*time.Second, 30*time.Second, time.Minute, 10*time.Minute, time.Hour, 6*time.Hour),
+		window:      pick(w, 50*time.Millisecond, 200*time.Millisecond, 700*time.Millisecond, time.Second, time.Second, 2*time.Second, 5*time.Second, 10*time.Second, 30*time.Second, time.Minute, 10*time.Minute, time.Hour, 6*time.Hour),
 		dispatchers: pick(w, 2, 2, 3),
 		workers:     w.intBetween(2, 3),
 		slots:       pick(w, 1, 2, 4, 8, 16, 32),
@@ -79,6 +79,9 @@ func draw(w *world) setting {
 		units = int64(w.intBetween(80, 200)) * int64(s.window/time.Second)
 		s.slots = pick(w, 64, 128, 256)
 		s.loss, s.refusals = min(s.loss, 0.02), min(s.refusals, 0.01)
+	}
+	if w.mutant.narrow {
+		s.window, units = pick(w, 50*time.Millisecond, 200*time.Millisecond, 700*time.Millisecond), pick[int64](w, 1, 1, 2, 5)
 	}
 	s.queues, s.failover = s.queues || w.mutant.queues, cmp.Or(w.mutant.failover, s.failover)
 	if w.mutant.calm {
@@ -120,6 +123,11 @@ func draw(w *world) setting {
 func (s *setting) drawTime(w *world, perWindow float64) {
 	s.stretch = min(max(time.Duration(w.intBetween(4, 12))*s.window, 30*time.Second), 24*time.Hour)
 	most := 400
+	if s.window < time.Second { // more than can go, so that there are runs
+		s.kind = hour
+		s.stretch = max(time.Duration(float64(most)/perWindow*(0.2+0.6*w.rng.Float64())*float64(s.window)), 2*time.Second)
+		perWindow *= 10
+	}
 	switch s.kind {
 	case day:
 		s.span = 24 * time.Hour

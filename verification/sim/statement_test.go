@@ -112,26 +112,26 @@ func (k *worker) executeStarts(batch []*attempt) {
 	answers, err := ledger.Start(k.w.ctx, k.w.lane.workers, k.id, requests)
 	k.w.must(err)
 	for _, answer := range answers {
-		i := slices.IndexFunc(batch, func(a *attempt) bool { return a.token == answer.Token })
+		i := slices.IndexFunc(batch, func(a *attempt) bool { return a.CallID == answer.CallID && a.token == answer.Token })
 		a := batch[i]
 		a.answer, a.askedAt = answer, asked
-		if answer.StartedAt != nil {
-			if answer.Loaded {
+		if answer.Refused == nil {
+			if answer.Work != nil {
 				a.learn(answer.Work)
 			}
 			k.w.note(a.CallID, "", "attempt %d is started for %s at %s", a.Attempt, k.id, answer.StartedAt.Format("15:04:05.000000"))
 			if a.slack == 0 {
 				a.slack = k.w.set.slack(k.w.set.queue(a.Queue).Limits)
 			}
-			k.w.api.started(a.id(), a.of, *answer.StartedAt, k.w.mutant.secondSend)
+			k.w.api.started(a.id(), a.of, answer.StartedAt, k.w.mutant.secondSend)
 		} else {
-			k.w.note(a.CallID, "", "attempt %d is not started for %s, gone %t, expired %t", a.Attempt, k.id, answer.Gone, answer.Expired)
+			k.w.note(a.CallID, "", "attempt %d is not started for %s: %v", a.Attempt, k.id, answer.Refused)
 		}
 	}
 }
 
 // learn takes from the start's answer what was not loaded before. What has started is of the epoch.
-func (a *attempt) learn(work ledger.Work) {
+func (a *attempt) learn(work *ledger.Work) {
 	a.Queue, a.Task, a.Key, a.Cost, a.Timeout = work.Queue, work.Task, work.Key, work.Cost, work.Timeout
 	a.FailedCount, a.MaxAttempts = work.FailedCount, work.Policy.MaxAttempts
 	a.BackoffMin, a.BackoffMax = work.Policy.BackoffMin, work.Policy.BackoffMax
@@ -150,6 +150,9 @@ type recording struct {
 // record writes an outcome down, for as long as that takes; only then is the slot free.
 func (k *worker) record(a *attempt, c ledger.Closing) {
 	k.w.mutant.closing(k.w, a, &c)
+	if a.place != nil {
+		a.place.left(a, &c)
+	}
 	k.w.note(a.CallID, "", "attempt %d ends for %s: %s, then %s %s", a.Attempt, k.id, c.Outcome, c.Status, c.Error)
 	k.tryRecord(&recording{a: a, c: c, wait: 20 * time.Millisecond})
 }

@@ -131,7 +131,7 @@ func (w *world) beat() {
 		}
 		k.beatAt = at
 		if !k.dead && k.frozen <= w.now && (k.epoch != w.lane.epoch || w.chance(0.1)) {
-			spoke, err := k.witness.Beat(w.ctx, schema.Names{}.In(w.lane.workers), witness.Row{ID: k.id, Pool: k.pool, Tasks: k.tasks, Slots: k.slots})
+			spoke, err := k.witness.Heartbeat(w.ctx, schema.Names{}.In(w.lane.workers), witness.Row{ID: k.id, Pool: k.pool, Tasks: k.tasks, Slots: k.slots})
 			w.must(err)
 			k.epoch = w.lane.epoch
 			if spoke {
@@ -152,8 +152,8 @@ func (w *world) beat() {
 func (k *worker) vouch() {
 	var attempts []ledger.Vouched
 	add := func(a *attempt, within time.Duration) {
-		if a.startedAt != nil {
-			attempts = append(attempts, ledger.Vouched{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, StartedAt: *a.startedAt, Within: within})
+		if !a.startedAt.IsZero() {
+			attempts = append(attempts, ledger.Vouched{CallID: a.CallID, Attempt: a.Attempt, Token: a.token, StartedAt: a.startedAt, Within: within})
 		}
 	}
 	for _, a := range k.running {
@@ -209,8 +209,8 @@ func (k *worker) take() {
 		w.note(0, "", "message of %v is lost", message.Attempts)
 		return
 	}
-	if w.fault(w.set.loss) {
-		other, in := pick(w, w.workers...), w.between(0, pick(w, time.Second, time.Minute, w.set.window))
+	if w.fault(w.set.loss) || w.mutant.oneToken && message.Run {
+		other, in := pick(w, w.workers...), w.between(0, pick(w, 10*time.Millisecond, time.Second, time.Minute, w.set.window))
 		w.note(0, "", "message of %v will be repeated", message.Attempts)
 		w.after(in, func() {
 			if !other.dead {
@@ -264,6 +264,10 @@ ORDER BY o.call_id`
 // deliver runs what is still open and unstarted of a message. What a handler of one's own needs comes with
 // the start's answer.
 func (k *worker) deliver(message handoff.Message) {
+	if message.Run {
+		k.deliverRun(message)
+		return
+	}
 	if k.loads(message.Task) {
 		k.load(message.Attempts)
 	} else {

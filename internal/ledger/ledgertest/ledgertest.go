@@ -30,7 +30,7 @@ func Trial(t *testing.T, pool *pgxpool.Pool, name string, run func(*testing.T, p
 	})
 }
 
-// Open makes a call with an open attempt that nobody has started, charged to the limit "api".
+// Open makes a call with an open attempt that has not started, charged to the limit "api".
 func Open(t *testing.T, db DB) (id int64) {
 	t.Helper()
 	if err := db.QueryRow(t.Context(), openSQL).Scan(&id); err != nil {
@@ -41,9 +41,9 @@ func Open(t *testing.T, db DB) (id int64) {
 
 const openSQL = `
 WITH rule AS (
-    INSERT INTO callq.call_limits (name, version, rate, window_size, slack, send_within, queues, applied_at, applied_by,
+    INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by,
         complete_since, epoch)
-    VALUES ('api', 1, 10, '10 s', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq.epoch())
+    VALUES ('api', 1, 10, '10 s', '50 ms', '500 ms', '300 ms', '{default}', now(), 'test', now(), callq.epoch())
     ON CONFLICT DO NOTHING
 ), version AS (
     INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, slack, send_within, queues, applied_by)

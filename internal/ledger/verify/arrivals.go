@@ -9,7 +9,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 )
 
-// Arrivals says what the arrivals of a limit's requests rest on. A window rests on the weakest of what is in it.
+// Arrivals is what the arrivals of a limit's requests rest on. A window rests on the weakest of what is in it.
 type Arrivals struct {
 	Limit    string `json:"limit"`
 	Answered int64  `json:"answered"` // their own answers, or their handlers' ends: no assumption

@@ -30,6 +30,12 @@ type attempt struct {
 	Acked      *time.Time     // only of an open one
 	Overtaken  *time.Time     // only of an open one
 	SendWithin *time.Duration // only of an open one
+	Run        *int64         // that it was one of; nil: none
+}
+
+// unsure reports whether it is not known when it had its turn in a run, if it had one: it is open, or was lost.
+func (a *attempt) unsure() bool {
+	return a.Run != nil && (a.Finished == nil || a.Outcome == callqueue.OutcomeLost)
 }
 
 // ended is what only an attempt of the ledger has.
@@ -85,14 +91,14 @@ func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
 // attemptsSQL skips times such as infinity, which would end the scan: endedSQL finds them.
 const attemptsSQL = `
 SELECT call_id, attempt, coalesce(started_at, claimed_at) AS at, claimed_at, started_at, finished_at, cost, queue, task, key,
-    charged, arrived_by, settled, outcome, code, took_ms, proof, host, sent_by, NULL::timestamptz AS acked_at, NULL::timestamptz AS overtaken_at, NULL::interval AS send_within
+    charged, arrived_by, settled, outcome, code, took_ms, proof, host, sent_by, NULL::timestamptz AS acked_at, NULL::timestamptz AS overtaken_at, NULL::interval AS send_within, run
 FROM public.call_attempts a
 WHERE ($1::timestamptz IS NULL OR finished_at >= $1 OR arrived_by >= $2::timestamptz) AND NOT ` + timeless + `
 UNION ALL
 SELECT call_id, attempt, coalesce(started_at, claimed_at), claimed_at, started_at, NULL, cost, queue, task, key,
     (SELECT coalesce(jsonb_agg(jsonb_build_object('limit', u.name, 'key', u.key, 'cost', u.cost)), '[]')
         FROM unnest(limits, keys, costs) AS u (name, key, cost)),
-    NULL, NULL, '', NULL, NULL, NULL, NULL, NULL, acked_at, overtaken_at, send_within
+    NULL, NULL, '', NULL, NULL, NULL, NULL, NULL, acked_at, overtaken_at, send_within, CASE WHEN rooms IS NOT NULL THEN batch END
 FROM callq.call_open
 ORDER BY at, call_id, attempt`
 
@@ -223,6 +229,9 @@ func (v *verifier) checkOpen(a *attempt, takes []charge) {
 		if (a.Task == "http" || r.Anchor == limit.AnchorStart) && (within == nil || r.SendWithin < *within) {
 			within = &r.SendWithin
 		}
+	}
+	if within != nil && a.Run != nil {
+		within = new(*within + limit.RunLate)
 	}
 	if (within == nil) != (a.SendWithin == nil) || within != nil && *within != *a.SendWithin {
 		v.breaks(a, "an open attempt may be sent within the send_within of its limits", "", "it may be sent for another time")

@@ -2,10 +2,6 @@ package verify
 
 import "context"
 
-// verified selects the calls q to verify.
-const verified = `(@since::timestamptz IS NULL OR q.created_at >= @since OR q.dispatched_at >= @since OR q.finished_at >= @since
-        OR q.status NOT IN ('done', 'failed', 'cancelled'))`
-
 // timeless selects the attempts a of which a time is infinite.
 const timeless = `('infinity' IN (a.claimed_at, a.started_at, a.arrived_by, a.finished_at)
         OR '-infinity' IN (a.claimed_at, a.started_at, a.arrived_by, a.finished_at)) IS TRUE`
@@ -39,7 +35,11 @@ FROM (
             'it may have been sent, and is charged nothing'
         WHEN a.arrived_by IS NOT NULL AND (a.outcome = 'not_sent' OR a.task = 'http' AND a.requests = 0) THEN
             'it was not sent, and is said to have arrived'
-        WHEN a.task = 'http' AND a.arrived_by < coalesce(a.started_at, a.claimed_at) AND NOT ` + setBackMeanwhile + ` THEN
+        WHEN a.task = 'http' AND a.arrived_by < coalesce(a.started_at, a.claimed_at) AND NOT EXISTS (
+            -- The clock was set back meanwhile, and by as much. Dispatchers saw it soon after.
+            SELECT FROM callq.call_clock_gains s
+            WHERE coalesce(a.started_at, a.claimed_at) - a.arrived_by <= -s.by
+                AND coalesce(a.started_at, a.claimed_at) < s.at - s.by AND a.arrived_by > s.at - interval '1 minute') THEN
             'it arrived before it started'
         END] AS breaks
     FROM public.call_attempts a
@@ -54,18 +54,13 @@ CROSS JOIN unnest(ARRAY[
 WHERE array_remove(b.breaks, NULL) <> '{}' AND f.detail IS NOT NULL
 ORDER BY 2, 3`
 
-// setBackMeanwhile: the clock was set back between an attempt's start and its arrival, and by as much. Dispatchers saw it soon after.
-const setBackMeanwhile = `EXISTS (
-            SELECT FROM callq.call_clock_gains s
-            WHERE coalesce(a.started_at, a.claimed_at) - a.arrived_by <= -s.by
-                AND coalesce(a.started_at, a.claimed_at) < s.at - s.by AND a.arrived_by > s.at - interval '1 minute')`
-
-// A start writes all of its columns at once.
+// A start writes all of its columns at once. One of a run has its worker before that.
 const startedSQL = `
 SELECT 'an open attempt has started, or has not' AS rule, call_id, attempt, detail
 FROM callq.call_open
 CROSS JOIN LATERAL (SELECT CASE
-    WHEN num_nulls(started_at, token, worker, deadline) NOT IN (0, 4) THEN
+    WHEN num_nulls(started_at, token, worker, deadline) NOT IN (0, 4) AND NOT (rooms IS NOT NULL AND started_at IS NULL AND deadline IS NULL
+        AND num_nulls(token, worker) = 0) THEN
         'of the time, token, worker and deadline of its start it has some and lacks some'
     WHEN started_at < claimed_at THEN format('it started at %s, before its claim at %s', started_at, claimed_at)
     WHEN least(acked_at, overtaken_at) < coalesce(started_at, claimed_at) THEN
@@ -77,7 +72,11 @@ ORDER BY call_id`
 // callsSQL leaves out attempts of former calls with the same id, which are numbered from 0 down, and were claimed before this one was created. When an operator retries a
 // call, its first retried_after attempts stop counting: last is the last attempt that counts, if any.
 const callsSQL = `
-WITH known AS (
+WITH verified AS NOT MATERIALIZED ( -- as beginSQL counts them
+    SELECT * FROM public.call_queue
+    WHERE @since::timestamptz IS NULL OR created_at >= @since OR dispatched_at >= @since OR finished_at >= @since
+       OR status NOT IN ('done', 'failed', 'cancelled')
+), known AS (
     SELECT a.call_id, count(DISTINCT a.attempt) AS n, min(a.attempt) AS first, max(a.attempt) AS last,
         count(*) FILTER (WHERE a.outcome IN ('error', 'permanent', 'lost') AND a.attempt > coalesce(q.retried_after, 0)) AS failed,
         bool_or(a.outcome = 'done' AND a.attempt > coalesce(q.retried_after, 0)) AS done
@@ -86,8 +85,7 @@ WITH known AS (
         UNION ALL
         SELECT call_id, attempt, NULL FROM callq.call_open
     ) a
-    JOIN public.call_queue q ON q.id = a.call_id
-    WHERE ` + verified + `
+    JOIN verified q ON q.id = a.call_id
     GROUP BY a.call_id
 )
 SELECT f.rule, b.call_id, b.attempt, f.detail
@@ -106,15 +104,42 @@ FROM (
         CASE WHEN q.retried_after NOT BETWEEN 0 AND q.attempts THEN
             format('it was retried after attempt %s of %s', q.retried_after, q.attempts)
         END,
-        ` + brokenStatus + `,
-        ` + brokenTimes + `
+        -- What needs no attempt is allowed: a waiting call may expire or be impossible to make, and an import may insert ended calls.
+        CASE
+        WHEN coalesce(q.status, '') NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
+            format('the call is "%s", which is no status', q.status)
+        WHEN q.status IN ('done', 'failed', 'cancelled') AND q.unique_key IS NOT NULL THEN
+            format('the call is %s, and holds its unique key: no other can have that', q.status)
+        WHEN q.status = 'done' AND k.done IS NOT TRUE THEN 'the call is done, and no attempt is'
+        WHEN q.status = 'dispatched' AND o.call_id IS NULL THEN 'the call is dispatched, and no attempt is open'
+        WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN
+            format('the call is %s, and an attempt is open', q.status)
+        WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN
+            format('the call is %s, and an attempt is done', q.status)
+        WHEN q.status = 'error' AND (q.attempts <= coalesce(q.retried_after, 0) OR last.outcome NOT IN ('error', 'lost')) THEN
+            'the call is to be retried, and its last attempt was ' || coalesce(last.outcome, 'none')
+        WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'refused', 'done') THEN
+            format('the call is %s, and its last attempt was %s', q.status, last.outcome)
+        WHEN q.attempts > 0 AND q.status IN ('done', 'failed') AND q.finished_at IS NULL
+            OR q.attempts > 0 AND q.status = 'failed' AND q.failed_at IS NULL THEN
+            format('the call is %s, and nothing says since when', q.status)
+        END,
+        -- One statement writes these times into the call and into the ledger. A failed call may have failed later, while it waited.
+        CASE
+        WHEN q.attempts = 0 AND q.dispatched_at IS NOT NULL THEN format('it was dispatched at %s, and has no attempts', q.dispatched_at)
+        WHEN q.dispatched_at IS DISTINCT FROM coalesce(a.claimed_at, o.claimed_at) AND num_nulls(a.call_id, o.call_id) = 1 THEN
+            format('it was dispatched at %s, and its last attempt at %s',
+                coalesce(q.dispatched_at::text, 'no time'), coalesce(a.claimed_at, o.claimed_at))
+        WHEN (q.status IN ('done', 'error') OR q.status = 'failed' AND a.outcome = 'permanent') AND last.outcome IS NOT NULL
+            AND q.finished_at IS DISTINCT FROM a.finished_at THEN
+            format('it ended at %s, and its last attempt at %s', coalesce(q.finished_at::text, 'no time'), a.finished_at)
+        END
     ] AS breaks
-    FROM public.call_queue q
+    FROM verified q
     LEFT JOIN known k ON k.call_id = q.id
     LEFT JOIN callq.call_open o ON o.call_id = q.id AND o.attempt = q.attempts
     LEFT JOIN public.call_attempts a ON a.call_id = q.id AND a.attempt = q.attempts AND q.attempts > 0
     CROSS JOIN LATERAL (SELECT CASE WHEN q.attempts > coalesce(q.retried_after, 0) THEN a.outcome END AS outcome) last
-    WHERE ` + verified + `
     OFFSET 0
 ) b
 CROSS JOIN unnest(ARRAY[
@@ -124,40 +149,6 @@ CROSS JOIN unnest(ARRAY[
 ], b.breaks) AS f (rule, detail)
 WHERE array_remove(b.breaks, NULL) <> '{}' AND f.detail IS NOT NULL
 ORDER BY 2`
-
-// brokenStatus allows what needs no attempt: a waiting call may expire or be impossible to make, and an import may insert
-// ended calls.
-const brokenStatus = `CASE
-WHEN coalesce(q.status, '') NOT IN ('new', 'dispatched', 'done', 'error', 'failed', 'cancelled') THEN
-    format('the call is "%s", which is no status', q.status)
-WHEN q.status IN ('done', 'failed', 'cancelled') AND q.unique_key IS NOT NULL THEN
-    format('the call is %s, and holds its unique key: no other can have that', q.status)
-WHEN q.status = 'done' AND k.done IS NOT TRUE THEN 'the call is done, and no attempt is'
-WHEN q.status = 'dispatched' AND o.call_id IS NULL THEN 'the call is dispatched, and no attempt is open'
-WHEN q.status IN ('new', 'error', 'done', 'failed') AND o.call_id IS NOT NULL THEN
-    format('the call is %s, and an attempt is open', q.status)
-WHEN q.status IN ('new', 'error', 'failed', 'dispatched') AND k.done THEN
-    format('the call is %s, and an attempt is done', q.status)
-WHEN q.status = 'error' AND (q.attempts <= coalesce(q.retried_after, 0) OR last.outcome NOT IN ('error', 'lost')) THEN
-    'the call is to be retried, and its last attempt was ' || coalesce(last.outcome, 'none')
-WHEN q.status IN ('new', 'done') AND last.outcome NOT IN ('not_sent', 'snoozed', 'refused', 'done') THEN
-    format('the call is %s, and its last attempt was %s', q.status, last.outcome)
-WHEN q.attempts > 0 AND q.status IN ('done', 'failed') AND q.finished_at IS NULL
-    OR q.attempts > 0 AND q.status = 'failed' AND q.failed_at IS NULL THEN
-    format('the call is %s, and nothing says since when', q.status)
-END`
-
-// brokenTimes compares times that one statement wrote into the call and into the ledger. A failed call may have failed
-// later, while it waited.
-const brokenTimes = `CASE
-WHEN q.attempts = 0 AND q.dispatched_at IS NOT NULL THEN format('it was dispatched at %s, and has no attempts', q.dispatched_at)
-WHEN q.dispatched_at IS DISTINCT FROM coalesce(a.claimed_at, o.claimed_at) AND num_nulls(a.call_id, o.call_id) = 1 THEN
-    format('it was dispatched at %s, and its last attempt at %s',
-        coalesce(q.dispatched_at::text, 'no time'), coalesce(a.claimed_at, o.claimed_at))
-WHEN (q.status IN ('done', 'error') OR q.status = 'failed' AND a.outcome = 'permanent') AND last.outcome IS NOT NULL
-    AND q.finished_at IS DISTINCT FROM a.finished_at THEN
-    format('it ended at %s, and its last attempt at %s', coalesce(q.finished_at::text, 'no time'), a.finished_at)
-END`
 
 // checkUsage compares the usage that claims read with the charges, unless some charges cannot be read, which is found as it is.
 func (v *verifier) checkUsage(ctx context.Context) error {
@@ -172,7 +163,7 @@ func (v *verifier) checkUsage(ctx context.Context) error {
 // queues, windows or forms.
 const usageSQL = `
 WITH l AS (
-    SELECT name, queues, per_key, count_cost, complete_since, extract(epoch FROM coalesce(bucket_width, window_size / 200)) AS width,
+    SELECT name, queues, per_key, count_cost, complete_since, extract(epoch FROM bucket_width) AS width,
         @now::timestamptz - window_size AS "from",
         greatest(applied_at, known_at) > @now::timestamptz - 2 * window_size - interval '1 minute' AS fresh
     FROM callq.call_limits

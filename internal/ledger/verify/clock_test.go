@@ -16,8 +16,8 @@ import (
 // once.
 func startedAt(t *testing.T, db ledgertest.DB, shape string, times ...string) {
 	t.Helper()
-	ledgertest.Exec(t, db, `INSERT INTO callq.call_limits (name, version, rate, window_size, shape, slack, send_within, queues, applied_at, applied_by, epoch)
-		VALUES ('api', 1, 1, '10 s', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq.epoch())`, shape)
+	ledgertest.Exec(t, db, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, shape, slack, send_within, queues, applied_at, applied_by, epoch)
+		VALUES ('api', 1, 1, '10 s', '10 ms', $1, '500 ms', '500 ms', '{default}', now(), 'test', callq.epoch())`, shape)
 	ledgertest.Exec(t, db, publishedSQL)
 	ledgertest.Exec(t, db, `UPDATE callq.call_limit_versions SET effective_from = '2025-12-31', shape = $1`, shape)
 	ledgertest.Exec(t, db, `INSERT INTO call_attempts (call_id, attempt, requests, cost, claimed_at, started_at, arrived_by, finished_at, outcome, queue, task, key, charged)

@@ -98,8 +98,8 @@ WITH c AS (
     SELECT 'limit ' || @i::int AS name, nullif(@anchor, '') AS anchor, @slack::int * interval '1 ms' AS slack,
         @zero::timestamptz + nullif(greatest(@started::int, -1), -1) * interval '1 ms' AS started_at
 ), in_force AS (
-    INSERT INTO callq.call_limits (name, version, rate, window_size, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
-    SELECT name, 1, 1, '1 s', anchor, slack, @proof, '0', '{}', now(), 'test', 'now' FROM c
+    INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, anchor, slack, proof, send_within, queues, applied_at, applied_by, epoch)
+    SELECT name, 1, 1, '1 s', '1 ms', anchor, slack, @proof, '0', '{}', now(), 'test', 'now' FROM c
 ), version AS (
     INSERT INTO callq.call_limit_versions (limit_name, version, effective_from, rate, window_size, anchor, slack, proof, applied_by)
     SELECT name, 1, @zero, 1, '1 s', anchor, slack, @proof, 'test' FROM c

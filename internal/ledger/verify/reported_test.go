@@ -19,9 +19,9 @@ func openOf(t *testing.T, db ledgertest.DB, cost int64) int64 {
 	id := ledgertest.Open(t, db)
 	ledgertest.Exec(t, db, `UPDATE callq.call_limits SET count_cost = true, window_size = '10 min', applied_at = now() - interval '1 hour', complete_since = now() - interval '1 hour'
 		WHERE name = 'api'`)
-	ledgertest.Exec(t, db, `INSERT INTO callq.call_limits (name, version, rate, window_size, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
+	ledgertest.Exec(t, db, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, per_key, count_cost, anchor, slack, send_within, queues, applied_at,
 			applied_by, complete_since, epoch)
-			SELECT 'rpm', version, rate, window_size, per_key, false, anchor, slack, send_within, queues,
+			SELECT 'rpm', version, rate, window_size, bucket_width, per_key, false, anchor, slack, send_within, queues,
 		applied_at, applied_by, complete_since, epoch FROM callq.call_limits WHERE name = 'api' ON CONFLICT DO NOTHING`)
 	ledgertest.Exec(t, db, publishedSQL)
 	ledgertest.Exec(t, db, `UPDATE callq.call_open SET cost = $2::bigint, limits = '{api,rpm}', keys = '{"",""}', costs = ARRAY[$2::bigint, 1] WHERE call_id = $1`, id, cost)

@@ -129,7 +129,11 @@ SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan',
 
 // A window reaches back for its length, a bucket of usage, and what the clock gained.
 const beginSQL = `
-SELECT (SELECT count(*) FROM public.call_queue q WHERE ` + verified + `), now,
+SELECT (
+        SELECT count(*) FROM public.call_queue
+        WHERE @since::timestamptz IS NULL OR created_at >= @since OR dispatched_at >= @since OR finished_at >= @since
+           OR status NOT IN ('done', 'failed', 'cancelled')
+    ), now,
     CASE WHEN @since::timestamptz IS NOT NULL THEN least(@since, now) - interval '1 min'
         - coalesce((SELECT max(window_size) * 1.02 FROM callq.call_limit_versions), '0')
         - coalesce((SELECT sum(by) FROM callq.call_clock_gains WHERE by > '0' AND isfinite(at)), '0') END

@@ -22,7 +22,7 @@ type version struct {
 	Rate    limit.Rate
 	limit.Counting
 	Queues []string
-	Audit  []string // what the audit says of then; nil: it does not reach back
+	Audit  []string // what the audit has of then; nil: it does not reach back
 }
 
 // versionsSQL lets a version count from the time of a later one, if that is earlier since the clock was set back between them.

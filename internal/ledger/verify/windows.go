@@ -80,7 +80,9 @@ func (w *windows) flush() {
 	}
 	if now := w.versions.at(t); now >= 0 && (w.v.since == nil || !t.Before(*w.v.since)) {
 		for _, s := range w.starting {
-			w.judge(s, w.versions[now], &w.use[now])
+			if !s.unsure() { // when it was sent, if it was, is not known
+				w.judge(s, w.versions[now], &w.use[now])
+			}
 		}
 	}
 	w.starting = w.starting[:0]
@@ -123,6 +125,9 @@ func (w *windows) judge(s spent, r version, use *LimitUse) {
 // holds its until. Both count it longer by what Postgres's clock gained meanwhile. A token bucket counts the most it lacked:
 // for each moment s in the window it adds what had started by now and has an until of s or later, and subtracts what has
 // filled in since s.
+//
+// In a run the worker gives the turns, one after another has arrived. What is not known to have had one is no part of what came before
+// another of its run: the worker that was lost had stopped there.
 type tally struct {
 	version
 	gains     limit.Gains
@@ -137,6 +142,7 @@ type tally struct {
 // has passed. best are moments of the last window, by falling value.
 type level struct {
 	units, over int64
+	unsure      map[int64]int64 // units, by their run
 	best        []moment
 }
 
@@ -147,9 +153,10 @@ type moment struct {
 
 // leaving is when an attempt, or a part of its cost, stops counting.
 type leaving struct {
-	at    time.Time
-	key   string
-	units int64
+	at     time.Time
+	key    string
+	units  int64
+	unsure *int64 // the run that they are an unsure part of; nil: they are none
 }
 
 func newTally(r version, gains limit.Gains) *tally {
@@ -185,14 +192,21 @@ func (t *tally) enter(s spent) {
 		t.keys[key] = of
 	}
 	of.units += cost
+	var unsure *int64
+	if s.unsure() {
+		if unsure = s.Run; of.unsure == nil {
+			of.unsure = map[int64]int64{}
+		}
+		of.unsure[*unsure] += cost
+	}
 	if leaves == nil {
 		return
 	}
 	if cost > lower && s.Finished != nil && s.Finished.Before(*leaves) {
-		heap.Push(&t.leaving, leaving{*s.Finished, key, cost - lower})
+		heap.Push(&t.leaving, leaving{*s.Finished, key, cost - lower, unsure})
 		cost = lower
 	}
-	heap.Push(&t.leaving, leaving{*leaves, key, cost})
+	heap.Push(&t.leaving, leaving{*leaves, key, cost, unsure})
 }
 
 // leaves is the moment from which the attempt does not count; nil: unknown.
@@ -227,6 +241,9 @@ func (t *tally) advance(now time.Time) {
 		case t.perSecond > 0:
 			of.pass(l.at, t.filled(l.at, l.at), l.units)
 		default:
+			if l.unsure != nil {
+				of.unsure[*l.unsure] -= l.units
+			}
 			if of.units -= l.units; of.units == 0 {
 				delete(t.keys, l.key)
 			}
@@ -252,9 +269,14 @@ func (t *tally) countsWith(s spent) (units int64, key string) {
 	case of == nil:
 		return 0, key
 	case t.perSecond > 0:
-		return of.lacks(t.filled(s.At, s.Claimed), s.At.Add(-t.Rate.Window)), key
+		units = of.lacks(t.filled(s.At, s.Claimed), s.At.Add(-t.Rate.Window))
+	default:
+		units = of.units
 	}
-	return of.units, key
+	if s.Run != nil {
+		units -= of.unsure[*s.Run]
+	}
+	return units, key
 }
 
 // lacks is the most that a token bucket lacked over the moments since then.

@@ -1,0 +1,147 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/callq/callq/verification/fakeapi"
+)
+
+// narrow is a limit of which a unit's way through a claim takes longer than its window.
+type narrow struct {
+	rate                 string
+	burst                int // 0: it has none
+	units                int // in any window; of a bucket, that come in
+	window               time.Duration
+	answer               time.Duration // how long the API takes
+	dispatchers, workers int
+	seconds              int     // so many of the rate's calls are made; a tenth of it in CI
+	atLeast              float64 // calls a second
+}
+
+func narrows() []narrow {
+	const ms = time.Millisecond
+	return []narrow{
+		{"100/s, algorithm: leaky_bucket", 0, 1, 10 * ms, 0, 1, 1, 20, 90},
+		{"100/s, algorithm: leaky_bucket", 0, 1, 10 * ms, ms, 4, 4, 20, 0.9 * 1000 / 11},
+		{"100/s, algorithm: leaky_bucket", 0, 1, 10 * ms, 20 * ms, 1, 4, 10, 0.9 * 1000 / 30},
+		{"101/s, algorithm: sliding_window_counter", 0, 1, 10 * ms, 0, 1, 1, 20, 90},
+		{"100/s, spread: true, tolerance: 50ms", 0, 6, 60 * ms, 0, 1, 1, 20, 90},
+		{"10/s, algorithm: leaky_bucket", 0, 1, 100 * ms, 0, 1, 1, 20, 9.7},
+		{"2/s, algorithm: leaky_bucket", 0, 1, 500 * ms, 0, 1, 1, 20, 1.9},
+		{"1000/s, algorithm: leaky_bucket", 0, 1, ms, 0, 1, 1, 5, 600},
+		{"100/s, algorithm: token_bucket, burst: 1", 1, 100, time.Second, 0, 1, 1, 20, 90},
+		{"100/s, algorithm: token_bucket, burst: 5", 5, 100, time.Second, 0, 1, 1, 20, 90},
+		{"1/10ms", 0, 1, 10 * ms, 0, 4, 1, 20, 90},
+		{"10/100ms", 0, 10, 100 * ms, ms, 1, 4, 20, 90},
+		{"10/500ms", 0, 10, 500 * ms, ms, 1, 1, 20, 18},
+	}
+}
+
+// Limits whose units come one by one are used nearly to the full, and no request comes sooner than they allow. -figures above 1 makes
+// it as many calls as the figures need, and fails where they are not reached.
+//
+//callq:guarantee 1
+func TestRuns(t *testing.T) {
+	for _, c := range narrows() {
+		t.Run(fmt.Sprintf("%s, answers of %s, %d dispatchers, %d workers", c.rate, c.answer, c.dispatchers, c.workers), func(t *testing.T) {
+			calls := int(float64(c.seconds) * float64(c.units) / c.window.Seconds())
+			if *figures < 2 {
+				calls = max(calls/10, 10)
+			}
+			s := newStack(t, fmt.Sprintf("limits: {api: {rate: %s}}\nqueues: {default: {limits: [api]}}", c.rate), fakeapi.Config{Latency: c.answer})
+			s.start(c.dispatchers, c.workers)
+			s.await(time.Minute, `SELECT count(*) = $1 FROM callq.call_workers`, c.workers)
+			before := s.cpu()
+			s.insert("default", calls)
+			s.awaitDone(3*time.Minute, calls)
+			after := s.cpu()
+			if n := s.api.Count(); n != calls {
+				t.Errorf("%d requests, want %d", n, calls)
+			}
+			c.holds(t, s.api.Requests())
+			s.nothingTwice()
+			s.verify()
+			rate := float64(calls-1) / s.api.Span().Seconds()
+			t.Logf("%.1f calls a second; of CPU a call Postgres took %.0f µs, callq %.0f µs", rate,
+				(after.postgres-before.postgres)*1e6/float64(calls), (after.callq-before.callq)*1e6/float64(calls))
+			if *figures > 1 && rate < c.atLeast {
+				t.Errorf("%.1f calls a second, want %.1f", rate, c.atLeast)
+			}
+		})
+	}
+}
+
+// holds checks each request against those after it.
+func (c narrow) holds(t *testing.T, requests []fakeapi.Request) {
+	t.Helper()
+	for i, first := range requests {
+		for n, last := range requests[i:] {
+			in := last.At.Sub(first.At)
+			allowed := math.Inf(1)
+			switch {
+			case c.burst > 0:
+				allowed = float64(c.burst) + float64(c.units)*in.Seconds()/c.window.Seconds()
+			case in < c.window:
+				allowed = float64(c.units)
+			}
+			if float64(n+1) > allowed+1e-6 {
+				t.Fatalf("%d requests within %s; %.3f are allowed", n+1, in, allowed)
+			}
+			if in > 2*c.window+time.Second {
+				break
+			}
+		}
+	}
+}
+
+// cpuTime is seconds of CPU.
+type cpuTime struct{ postgres, callq float64 }
+
+// cpu is what Postgres, and the processes that this one began, have taken so far.
+func (s *stack) cpu() (c cpuTime) {
+	s.t.Helper()
+	var backend int
+	if err := s.pool.QueryRow(s.t.Context(), `SELECT pg_backend_pid()`).Scan(&backend); err != nil {
+		s.t.Fatal(err)
+	}
+	postmaster, _ := procStat(backend)
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		parent, seconds := procStat(pid)
+		switch {
+		case pid == postmaster || parent == postmaster:
+			c.postgres += seconds
+		case parent == os.Getpid():
+			if line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline")); strings.HasPrefix(string(line), callq) {
+				c.callq += seconds
+			}
+		}
+	}
+	return c
+}
+
+// procStat is a process's parent, and the CPU that it and its children that have ended took.
+func procStat(pid int) (parent int, seconds float64) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, 0
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	parent, _ = strconv.Atoi(fields[1])
+	for _, field := range fields[11:15] { // user and system, own and of children that have ended
+		ticks, _ := strconv.ParseFloat(field, 64)
+		seconds += ticks / 100
+	}
+	return parent, seconds
+}
