@@ -61,7 +61,7 @@ type Arrival struct {
 	By      *time.Duration // proof: what was written through the gate had arrived by then, for it was answered
 	Written time.Duration  // the last moment at which it was, or could have been, written
 	EndBy   *time.Duration // proof: all that may have been sent had arrived by then
-	Closed  time.Duration  // the moment after which nothing more could leave: connection reset, handler's deadline
+	Closed  time.Duration  // the moment after which nothing more could leave: a living worker has reset the connection
 	Acked   *time.Duration // the API's machine was seen to have all that was written, so TCP sends nothing of it again
 	Later   *time.Duration // a request that was written after Acked, to the same host, was answered
 	SentBy  *time.Duration // without an answer: by then TCP had brought it to its host, or never will; nil: the host is unknown
@@ -176,9 +176,10 @@ func (s Sending) Arrival() Arrival {
 }
 
 // LostArrival bounds the arrival of an attempt whose worker was lost. The write gate let nothing through after sendWithin,
-// and nothing at all after the deadline, both counted from the start. host: where it was sent to is known.
+// and the handler wrote nothing after the deadline, both counted from the start. A frozen worker resets no connection, so TCP
+// goes on. host: where it was sent to is known.
 func LostArrival(sendWithin, deadline time.Duration, acked, later *time.Duration, host bool) Arrival {
-	a := Arrival{Written: min(sendWithin, deadline), Closed: deadline, Acked: acked, Later: later, Lost: true}
+	a := Arrival{Written: min(sendWithin, deadline), Closed: deadline + ResendMost, Acked: acked, Later: later, Lost: true}
 	if host && later == nil {
 		a.SentBy = new(a.Written + ResendMost)
 	}

@@ -130,7 +130,7 @@ FOR NO KEY UPDATE OF l`
 
 // UnderWaySQL is LockedLimit.UnderWay of a limit l.
 const UnderWaySQL = `l.slack + greatest(l.send_within + ` + limit.LateMostSQL + `, CASE WHEN l.anchor = 'start' THEN interval '0' ELSE coalesce(
-        (SELECT max(q.timeout) + interval '1 second' FROM callq.call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END)`
+        (SELECT max(q.timeout) + interval '6 seconds' FROM callq.call_queues q WHERE q.limits @> ARRAY[l.name]), '0') END)`
 
 // Only callq's daemons may lock the row, while any login may hold an advisory lock for as long as it likes. The lock is written
 // into the row in place, so it leaves nothing dead.
