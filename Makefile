@@ -118,10 +118,10 @@ loss: deps ## workers and API on two hosts with a network between them that lose
 	$(E2E) -timeout 3m -run 'TestPacketLoss|TestThreadOutlivesItsHost'
 
 runs-short: deps ## limits whose units come one by one: never sooner than they allow
-	$(E2E) -timeout 5m -run 'TestRuns$$'
+	$(E2E) -timeout 5m -run 'TestRuns$$|TestKeysInRuns'
 
 runs: deps ## the same, long enough for the figures of calls a second and CPU a call
-	$(E2E) -timeout 15m -run 'TestRuns$$' -figures 2
+	$(E2E) -timeout 15m -run 'TestRuns$$|TestKeysInRuns' -figures 2
 
 limits: deps ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
 	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'

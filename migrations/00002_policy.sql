@@ -38,7 +38,8 @@ CREATE TABLE callq.call_limits (
     -- since. If known_at is NULL, nothing bounds it: the limit is closed for as long as it may count.
     missing_until  timestamptz,
     known_at       timestamptz,
-    known_less     bigint      NOT NULL DEFAULT 0
+    known_less     bigint      NOT NULL DEFAULT 0,
+    even_until     timestamptz -- the API refused calls that came together: until then they go evenly (limit.Rate.EvenGap)
 ) WITH (fillfactor = 50);
 
 -- Every version of every limit, for the audit and for verify.

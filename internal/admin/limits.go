@@ -49,6 +49,9 @@ type LimitState struct {
 	Missing      int64      `json:"missing" db:"-"`
 	MissingUntil *time.Time `json:"missing_until" db:"-"`
 
+	// Until EvenUntil calls go one by one, a gap apart: the API refused some that came together. nil: they do not.
+	EvenUntil *time.Time `json:"even_until" db:"even_until"`
+
 	// OpensAt is about when the next unit comes free; nil: there is room, or that is not known.
 	OpensAt *time.Time `json:"opens_at" db:"-"`
 }
@@ -83,6 +86,9 @@ func (l Limit) StateText() string {
 		text += ", but for " + l.missingText() + l.vouchText()
 	case l.State == shutMissing:
 		text += l.vouchText()
+	}
+	if l.EvenUntil != nil {
+		text += ", evenly until " + Instant(l.EvenUntil)
 	}
 	if l.InDoubt > 0 {
 		text += fmt.Sprintf(", %d in doubt", l.InDoubt)
@@ -265,7 +271,8 @@ func (r *reader) fullest(counts []*usage.Count) map[string]*usage.Count {
 // A limit that left the configuration, or that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
 SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost, l.config, l.queues,
-    l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less, ` + policy.UnderWaySQL + ` AS under_way,
+    l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less,
+    CASE WHEN l.even_until > clock_timestamp() THEN l.even_until END AS even_until, ` + policy.UnderWaySQL + ` AS under_way,
     CASE
     WHEN cardinality(l.queues) = 0 THEN 'idle: no queue uses it'
     WHEN p.spell IS NULL AND p.name IS NOT NULL THEN 'paused: ' || p.reason

@@ -30,7 +30,7 @@ type headroom struct {
 
 // headroom has a batch count the occupied units of the queue's limits, of those per key for these keys. It needs the limits' locks.
 func (c *Claimer) headroom(b *pgx.Batch, s *underLocks, keys []string) *headroom {
-	h := &headroom{limits: s.queue.Limits, now: s.now, nextLook: map[usage.Of]time.Time{}, ahead: aheadOf(s.queue.Limits)}
+	h := &headroom{limits: s.queue.Limits, now: s.now, nextLook: map[usage.Of]time.Time{}, beyond: map[usage.Of]int64{}, ahead: aheadOf(s.queue.Limits)}
 	if s.closes != nil {
 		h.ahead = min(h.ahead, s.closes.Sub(s.now)) // then nothing starts any more
 	}
@@ -78,7 +78,11 @@ func (h *headroom) counted(ctx context.Context, db ledger.DB) error {
 		for _, freed := range soon {
 			q.Room[c.Key] += freed.Units
 		}
-		next := c.Use.NextLook(h.now, c.Gained).Add(-h.ahead / 2) // so that what is given out reaches a worker in time
+		next := c.Use.NextLook(h.now, c.Gained)
+		if from, paced := h.evenly(h.limits[h.places[i]], c, q); paced {
+			next = from
+		}
+		next = next.Add(-h.ahead / 2) // so that what is given out reaches a worker in time
 		if reset, lowered := h.resets[c.Of]; lowered && reset.Before(next) {
 			next = reset
 		}

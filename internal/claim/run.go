@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/callq/callq/internal/usage"
 )
@@ -56,18 +57,37 @@ func (r runs) note(h *headroom, now time.Time, others int64) {
 
 // mayRun adds to the headroom what runs may use beyond it. Where an API says less, or a failover may have lost something, there are none.
 func (h *headroom) mayRun(r runs, now time.Time, others int64) {
-	h.beyond = map[usage.Of]int64{}
 	for i, c := range h.counts {
 		q := h.Admission[h.places[i]]
 		room := q.Room[c.Key]
 		gap := c.Use.Rate.Gap(room)
-		if _, lowered := h.resets[c.Of]; gap == 0 || lowered || c.Use.Missing != nil {
+		if _, lowered := h.resets[c.Of]; gap == 0 || q.Beyond[c.Key] > 0 || lowered || c.Use.Missing != nil {
 			continue
 		}
 		p := limit.Pace{Room: room, Gap: gap}
 		h.beyond[c.Of] = max(0, r.size(c.Of, p, now, others)-room)
 		q.Paces[c.Key], q.Beyond[c.Key] = p, h.beyond[c.Of]
 	}
+}
+
+// evenly has calls go one by one where the API refused some that came together: in a run, so far apart that most APIs take them, and
+// as many as the window has room for. It returns when the next may go, if that is later than the window has it.
+func (h *headroom) evenly(l policy.LockedLimit, c *usage.Count, q limit.Quota) (from time.Time, paced bool) {
+	_, lowered := h.resets[c.Of]
+	gap := c.Use.Rate.EvenGap()
+	if gap == 0 || l.CountCost || lowered || l.EvenUntil == nil || l.EvenUntil.Before(h.now) {
+		return from, false
+	}
+	room := c.Use.Room(h.now, c.Gained)
+	from, units := c.Use.Even(room, gap, h.ahead, h.now)
+	q.Room[c.Key], q.Soon[c.Key] = min(units, 1), nil
+	if units > 0 && from.After(h.now) {
+		q.Soon[c.Key] = []limit.Charge{{Until: from, Units: 1}}
+	}
+	if units > 1 && c.Use.Missing == nil {
+		q.Paces[c.Key], q.Beyond[c.Key], h.beyond[c.Of] = limit.Pace{Room: 1, Gap: gap}, units-1, units-1
+	}
+	return from, room > 0
 }
 
 // lane is the calls of a claim that wait for one another: those of a key, or all, if a limit that all keys share paces them. While

@@ -74,6 +74,8 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 	}
 	if seen.pools.InRuns() > 0 {
 		list.head.mayRun(c.runs, c.Now(), seen.queue.Batch-c.claims)
+	} else {
+		list.head.EndRuns()
 	}
 	doors, err := seen.doors(ctx, conn)
 	if err != nil {

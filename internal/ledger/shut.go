@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/schema"
 	"github.com/jackc/pgx/v5"
 )
@@ -26,7 +27,7 @@ type Shut struct {
 func ShutLimit(ctx context.Context, pool schema.DB, s Shut) error {
 	shut, err := underLock(ctx, pool, "limit", s.Limit, shutSQL, pgx.StrictNamedArgs{
 		"name": s.Limit, "key": s.Key, "call_id": s.CallID, "attempt": s.Attempt, "after": min(s.After, s.Most),
-		"first": s.First, "most": s.Most, "reason": s.Reason, "by": s.By,
+		"first": s.First, "most": s.Most, "even": limit.EvenFor, "reason": s.Reason, "by": s.By,
 	})
 	if err == nil && shut {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -37,7 +38,8 @@ func ShutLimit(ctx context.Context, pool schema.DB, s Shut) error {
 	return Wrap("close limit "+s.Limit, err)
 }
 
-// shutSQL returns a row if it closes the limit, or for longer. The audit has it once a minute: a limit that the API counts otherwise
+// shutSQL returns a row if it closes the limit, or for longer. Where it was closed since the request went out, the API refused several
+// that came together: then calls go evenly. The audit has it once a minute: a limit that the API counts otherwise
 // closes all the time.
 const shutSQL = `
 WITH was AS (
@@ -68,5 +70,9 @@ WITH was AS (
     WHERE NOT EXISTS (
         SELECT FROM (SELECT at, change FROM callq.call_audit WHERE what = 'limit' AND name = @name ORDER BY id DESC LIMIT 1) l
         WHERE l.change LIKE 'closed%' AND l.at > clock_timestamp() - interval '1 minute')
+), evened AS (
+    UPDATE callq.call_limits SET even_until = clock_timestamp() + @even::interval
+    WHERE name = @name AND EXISTS (SELECT FROM was WHERE NOT since AND spell IS NOT NULL)
+      AND (even_until < clock_timestamp() + @even::interval / 2) IS NOT FALSE
 )
 SELECT FROM shut`

@@ -17,9 +17,11 @@ type Use struct {
 	Occupied int64 // units that cannot be given out now; of a token bucket, see Charges
 	// FirstUntil is the earliest until of an occupied unit, which comes free at Rate.Passed of that; zero: none is occupied, or has started.
 	FirstUntil time.Time
-	Charges    []Charge // of a token bucket all, of a sliding window those that come free within Rate.Ahead
-	InRuns     int64    // of those occupied, what is in runs
-	Missing    *Missing // nil: all that was given out is known
+	LastSent   time.Time // when the latest of those occupied started or arrived; zero: none has
+	Charges    []Charge  // of a token bucket all, of a sliding window those that come free within Rate.Ahead
+	InRuns     int64     // of those occupied, what is in runs
+	Unsent     int64     // of those occupied, what has not started
+	Missing    *Missing  // nil: all that was given out is known
 }
 
 // Charge is units that were given out together.

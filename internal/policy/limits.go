@@ -154,7 +154,7 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
     hosts = excluded.hosts, retry_after = excluded.retry_after, headers = excluded.headers, trust = excluded.trust, queues = excluded.queues, config = excluded.config,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
-    known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint`
+    known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint, even_until = NULL`
 
 // ErrRate means that a limit cannot have a rate.
 var ErrRate = errors.New("it cannot have this rate")

@@ -80,20 +80,23 @@ func Read(b *pgx.Batch, counts []*Count, lowWater int64) {
 	}
 	b.Queue(occupiedSQL, names, keys, since, lowWater, upto, estimated).Query(func(rows pgx.Rows) error {
 		var row Of
-		var occupied, former, inRuns, inDoubt int64
-		var first *time.Time
+		var occupied, former, inRuns, unsent, inDoubt int64
+		var first, last *time.Time
 		var until []time.Time
 		var units []int64
 		var at time.Time
 		counted := 0
-		_, err := pgx.ForEachRow(rows, []any{&row.Limit, &row.Key, &occupied, &former, &inRuns, &inDoubt, &first, &until, &units, &at}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&row.Limit, &row.Key, &occupied, &former, &inRuns, &unsent, &last, &inDoubt, &first, &until, &units, &at}, func() error {
 			c := of[row]
-			c.Use.Occupied, c.Use.InRuns, c.InDoubt, c.At = occupied, inRuns, inDoubt, at
+			c.Use.Occupied, c.Use.InRuns, c.Use.Unsent, c.InDoubt, c.At = occupied, inRuns, unsent, inDoubt, at
 			if c.Use.Missing != nil {
 				c.Use.Missing.Former = former
 			}
 			if first != nil {
 				c.Use.FirstUntil = *first
+			}
+			if last != nil {
+				c.Use.LastSent = *last
 			}
 			for i := range until {
 				c.Use.Charges = append(c.Use.Charges, limit.Charge{Until: until[i], Units: units[i]})
@@ -154,7 +157,7 @@ WITH asked AS MATERIALIZED (
     FROM (SELECT name, min(since) AS since, min(upto) AS upto, bool_or(estimated) AS estimated FROM asked GROUP BY name) a
     JOIN callq.call_limits l ON l.name = a.name
 ), open AS (
-    SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former, o.rooms IS NOT NULL AS in_runs,
+    SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former, o.rooms IS NOT NULL AS in_runs, o.started_at,
         CASE WHEN l.estimated THEN coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now()) END AS began,
         CASE l.proof WHEN 'later' THEN greatest(o.started_at, coalesce(o.overtaken_at, now() - interval '250 ms'))
             ELSE greatest(o.started_at, o.acked_at) END AS first_until,
@@ -167,17 +170,20 @@ WITH asked AS MATERIALIZED (
     WHERE o.batch >= $4 AND o.limits && (SELECT array_agg(name) FROM rules)
       AND ((u.name, u.key) IN (SELECT name, key FROM asked)) IS TRUE
 ), units AS (
-    SELECT name, key, 0 AS cost, false AS former, false AS in_runs, NULL::timestamptz AS first_until, NULL::timestamptz AS until, NULL::bool AS listed FROM asked
+    SELECT name, key, 0 AS cost, false AS former, false AS in_runs, false AS unsent, NULL::timestamptz AS sent,
+        NULL::timestamptz AS first_until, NULL::timestamptz AS until, NULL::bool AS listed FROM asked
     UNION ALL
-    SELECT name, key, cost, former, in_runs, CASE WHEN until < 'infinity' OR answerable THEN first_until END, least(until, coalesce(began, upto)),
-        least(until, now() + interval '100 years') <= upto
+    SELECT name, key, cost, former, in_runs, started_at IS NULL, started_at, CASE WHEN until < 'infinity' OR answerable THEN first_until END,
+        least(until, coalesce(began, upto)), least(until, now() + interval '100 years') <= upto
     FROM open WHERE until > since
     UNION ALL
-    SELECT a.name, a.key, u.used, u.shard < 0, false, CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END, u.bucket, u.bucket <= a.upto
+    SELECT a.name, a.key, u.used, u.shard < 0, false, false, b.known, b.known, u.bucket, u.bucket <= a.upto
     FROM asked a JOIN callq.call_usage u ON u.limit_name = ANY (ARRAY[a.name]) AND u.key = a.key AND u.bucket > a.since
+    CROSS JOIN LATERAL (SELECT CASE WHEN u.bucket < ` + limit.UnknownSQL + ` THEN u.bucket END AS known) b
 )
 SELECT name, key, sum(cost)::bigint AS occupied, coalesce(sum(cost) FILTER (WHERE former), 0)::bigint AS former,
     coalesce(sum(cost) FILTER (WHERE in_runs), 0)::bigint AS in_runs,
+    coalesce(sum(cost) FILTER (WHERE unsent), 0)::bigint AS unsent, max(sent) AS last_sent,
     coalesce(sum(cost) FILTER (WHERE until = ` + limit.UnknownSQL + `), 0)::bigint AS in_doubt,
     min(first_until) FILTER (WHERE NOT listed) AS first_until,
     array_agg(until) FILTER (WHERE listed) AS until, array_agg(cost) FILTER (WHERE listed) AS units, clock_timestamp() AS at

@@ -6,7 +6,9 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,6 +82,7 @@ func limiters() []limiter {
 type outcome struct {
 	refused int
 	used    float64 // of the API's 100 a second
+	says    string  // the status and headers by which it refuses
 }
 
 // An API that counts its 100 a second otherwise than callq does, and answers nothing but a bare 429 or 503, fails no call: each is
@@ -117,8 +120,8 @@ func TestAPIs(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			updateTable(t, c.name, fmt.Sprintf("| %s | %s | %s | %d | `%s` | %d | %.0f %% |\n",
-				c.name, version(t, c.from), c.counts, refusing.refused, c.fits, fitting.refused, 100*fitting.used))
+			updateTable(t, c.name, fmt.Sprintf("| %s | %s | %s | %s | %d | `%s` | %d | %.0f %% |\n",
+				c.name, version(t, c.from), c.counts, refusing.says, refusing.refused, c.fits, fitting.refused, 100*fitting.used))
 		})
 	}
 }
@@ -135,13 +138,16 @@ func (c limiter) run(t *testing.T, name string, serve func(f *farm) func() []req
 
 		failed, failures := s.count(`SELECT count(*) FROM call_queue WHERE status <> 'done'`), s.count(`SELECT sum(failed_count) FROM call_queue`)
 		all := s.allOf(read)
-		o = outcome{refusals(all), used(all)}
+		o = outcome{refusals(all), used(all), says(t, f.url)}
 		t.Log(line(c.name+" | "+limit, all, calls, 100), "failures that count:", failures, fmt.Sprintf("used: %.3f", o.used))
 		if failed > 0 || failures > 0 && !c.bare {
 			t.Errorf("%d of %d calls failed, and %d attempts count as failures", failed, calls, failures)
 		}
 		if n := s.count(`SELECT count(*) FROM call_attempts WHERE outcome = 'refused'`); n+failures != o.refused {
 			t.Errorf("%d refusals are in the ledger, and %d failures; the API refused %d requests", n, failures, o.refused)
+		}
+		if late := refusals(all[min(len(all), learning):]); 100*late > 3*len(all) {
+			t.Errorf("%d requests are refused after the first %d: calls do not wait for one another", late, learning)
 		}
 		if out, _ := s.command("doctor"); o.refused*100 > len(all) && !strings.Contains(out, "counts otherwise") {
 			t.Errorf("doctor does not say that the API counts otherwise, which refused %d of %d requests:\n%s", o.refused, len(all), out)
@@ -154,6 +160,49 @@ func (c limiter) run(t *testing.T, name string, serve func(f *farm) func() []req
 		s.verify()
 	})
 	return o
+}
+
+// learning is how many requests it takes callq to learn that an API refuses calls that come together: two bursts of 100 each.
+const learning = 300
+
+// says is how a limiter refuses: its status, and the headers of its answer that are about limits.
+func says(t *testing.T, url string) string {
+	t.Helper()
+	refusals := make(chan *http.Response, 1)
+	var all sync.WaitGroup
+	for range 300 {
+		all.Go(func() {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return // there may be too many connections
+			}
+			_ = res.Body.Close()
+			if res.StatusCode >= 400 {
+				select {
+				case refusals <- res:
+				default:
+				}
+			}
+		})
+	}
+	all.Wait()
+	if len(refusals) == 0 {
+		t.Error("it refuses none of 300 requests at once")
+		return ""
+	}
+	res := <-refusals
+	text := []string{strconv.Itoa(res.StatusCode)}
+	for _, name := range slices.Sorted(maps.Keys(res.Header)) {
+		if lower := strings.ToLower(name); strings.Contains(lower, "ratelimit") || lower == "retry-after" {
+			text = append(text, "`"+strings.ReplaceAll(name, "Ratelimit", "RateLimit")+"`")
+		}
+	}
+	return strings.Join(text, ", ")
 }
 
 // used is the share of 100 a second that was let through, from the second hundred to the last: what the first hundred may take at
@@ -209,8 +258,8 @@ const (
 	page       = "../../docs/apis.md"
 	tableBegin = "<!-- make apis writes this table -->\n\n"
 	tableEnd   = "\n<!-- end -->\n"
-	tableHead  = "| limiter | version | it counts | refused by default | the limit that fits | refused with it | used with it |\n" +
-		"| --- | --- | --- | --: | --- | --: | --: |\n"
+	tableHead  = "| limiter | version | it counts | it answers | refused by default | the limit that fits | refused with it | used with it |\n" +
+		"| --- | --- | --- | --- | --: | --- | --: | --: |\n"
 )
 
 // readTable returns the page around the table, and the rows by their limiters.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -77,6 +78,51 @@ func TestRuns(t *testing.T) {
 				t.Errorf("%.1f calls a second, want %.1f", rate, c.atLeast)
 			}
 		})
+	}
+}
+
+// Of 1,000 keys with a narrow limit of their own, those that have work share what the machine can do: about as much as without a limit.
+//
+//callq:guarantee 1
+func TestKeysInRuns(t *testing.T) {
+	const known, working, each = 1000, 500, 100 * time.Millisecond
+	calls := 4 // of each key
+	if *figures > 1 {
+		calls = 20
+	}
+	s := newStack(t, "limits: {account: {rate: 10/s, algorithm: leaky_bucket, per: key}}\nqueues: {free: {}, default: {limits: [account]}}", fakeapi.Config{Latency: time.Millisecond})
+	s.start(1, 2)
+	s.await(time.Minute, `SELECT count(*) = 2 FROM callq.call_workers`)
+	s.exec(`INSERT INTO call_queue (key, call_data) SELECT n::text, jsonb_build_object('url', $1::text || '?key=' || n) FROM generate_series(1, $2::int) n`,
+		s.api.URL(), known)
+	s.awaitDone(time.Minute, known)
+	took := func(queue string, done int) time.Duration {
+		begin := time.Now()
+		s.exec(`INSERT INTO call_queue (queue, key, call_data)
+			SELECT $1, n::text, jsonb_build_object('url', $2::text || '?key=' || n) FROM generate_series(1, $3::int), generate_series(1, $4::int) n`,
+			queue, s.api.URL(), calls, working)
+		s.awaitDone(3*time.Minute, done)
+		return time.Since(begin)
+	}
+	free := took("free", known+calls*working)
+	from := s.api.Count()
+	paced := took("default", known+2*calls*working)
+	byKey := map[string][]fakeapi.Request{}
+	for _, r := range s.api.Requests()[from:] {
+		byKey[r.Key] = append(byKey[r.Key], r)
+	}
+	for key, requests := range byKey {
+		if len(requests) != calls {
+			t.Errorf("key %s has %d requests, want %d", key, len(requests), calls)
+		}
+		narrow{units: 1, window: each}.holds(t, requests)
+	}
+	s.nothingTwice()
+	s.verify()
+	could := slices.Max([]time.Duration{free, each * time.Duration(calls-1)})
+	t.Logf("%d calls of %d keys: %s; without a limit %s: %.2f of what it could be", calls*working, working, paced, free, could.Seconds()/paced.Seconds())
+	if ratio := could.Seconds() / paced.Seconds(); *figures > 1 && ratio < 0.9 {
+		t.Errorf("%.2f of what it could be, want 0.9", ratio)
 	}
 }
 
