@@ -23,7 +23,7 @@ func ReadAdvice(ctx context.Context, pool Pool, name string) (*advise.Advice, er
 			return nil
 		}
 		l := limits[0]
-		found := &replay{limit: advise.Limit{Name: l.Name, PerKey: l.PerKey, CountCost: l.CountCost, Changed: l.ChangedAt}}
+		found := &replay{limit: advise.Limit{Name: l.Name, PerKey: l.PerKey, CountCost: l.CountCost, Changed: l.ChangedAt, Evenly: l.EvenUntil != nil}}
 		if l.PerKey && len(attempts) > 0 {
 			l.key = refusedMost(attempts)
 			found.key = &l.key
@@ -98,10 +98,10 @@ func refusedMost(attempts []chargedAttempt) string {
 // The newest attempts under a limit. Those of the newest calls stand for the latest ones, as the ledger has no index by time.
 // A 503 that is no refusal may be one all the same: it tells nothing. A limit that few calls use is found among the newest of all.
 const chargedAttemptsSQL = `
-SELECT c.key, c.cost, a.claimed_at, a.started_at, c.until,
+SELECT c.key, c.cost, CASE WHEN a.run IS NULL THEN a.claimed_at ELSE a.started_at END AS claimed_at, a.started_at, c.until, -- in a run it waited for its turn
     a.outcome = 'refused' OR a.code IS NOT DISTINCT FROM 429 AS refused, coalesce(a.code NOT IN (503, 529), false) OR a.outcome = 'done' AS answered
 FROM (
-    SELECT call_id, attempt, claimed_at, started_at, code, outcome, charged
+    SELECT call_id, attempt, run, claimed_at, started_at, code, outcome, charged
     FROM public.call_attempts ORDER BY call_id DESC, attempt DESC LIMIT 100000
 ) a
 CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, key text, cost bigint, until timestamptz)

@@ -40,6 +40,7 @@ type Limit struct {
 	PerKey    bool
 	CountCost bool
 	OwnRate   bool      // the key has a rate of its own
+	Evenly    bool      // calls go evenly since the API refused some that came together: there will be few refusals
 	Changed   time.Time // when its rate was last changed; what was sent before counts only if little was sent since
 }
 
@@ -88,7 +89,7 @@ type Proposal struct {
 // The fewest requests, refused and let through, that tell anything, and what a model must explain.
 const (
 	fewRequests = 50
-	fewRefusals = 10
+	fewRefusals = 5 // 2 where calls go evenly
 	fewThrough  = 5
 	mustExplain = 0.8
 	mayBeWrong  = 0.1
@@ -106,6 +107,10 @@ func For(l Limit, requests []Request) Advice {
 			a.Refused++
 		}
 	}
+	few := fewRefusals
+	if l.Evenly {
+		few = 2
+	}
 	again := "run 200 calls with the limit as it is, and ask again"
 	switch {
 	case l.Rate.Window == 0:
@@ -114,7 +119,7 @@ func For(l Limit, requests []Request) Advice {
 		return a.cannot("the ledger has no request under it", again)
 	case a.Refused == 0:
 		return a.asItIs(l, requests)
-	case len(requests) < fewRequests || a.Refused < fewRefusals:
+	case len(requests) < fewRequests || a.Refused < few:
 		return a.cannot(fmt.Sprintf("of %s under it %s refused: too few to tell", words.Count(int64(len(requests)), "request"), was(a.Refused)), again)
 	}
 	if n := letThrough(requests); n < fewThrough {
@@ -265,15 +270,17 @@ func blurOf(requests []Request) time.Duration {
 	return max(2*time.Millisecond, median(widths).Round(time.Millisecond))
 }
 
-// heldOf is for how long calls hold their units before these begin to come free.
-func heldOf(requests []Request) time.Duration {
-	var held []time.Duration
+// held is for how long calls hold their units before these begin to come free: from the claim, and from the start, as in a run.
+type held struct{ claim, start time.Duration }
+
+func heldOf(requests []Request) held {
+	var claim, start []time.Duration
 	for _, r := range requests {
 		if r.Answer == LetThrough {
-			held = append(held, r.Held)
+			claim, start = append(claim, r.Held), append(start, r.Latest.Sub(r.Earliest))
 		}
 	}
-	return median(held)
+	return held{median(claim), median(start)}
 }
 
 func median(all []time.Duration) time.Duration {

@@ -480,3 +480,28 @@ func BenchmarkFor(b *testing.B) {
 		For(Limit{Name: "acme", Rate: r}, requests)
 	}
 }
+
+// A limit whose calls go in runs is used but for what each takes to arrive; others wait for their way through a claim.
+func TestShare(t *testing.T) {
+	t.Parallel()
+	for algorithm, most := range map[limit.Algorithm][2]float64{
+		limit.LeakyBucket:          {0.88, 0.95},
+		limit.SlidingWindowCounter: {0.88, 0.95},
+		limit.SlidingWindow:        {0.80, 0.87},
+	} {
+		r, err := limit.Parse("100/s", algorithm, 0, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := share(r, held{claim: 170 * time.Millisecond, start: time.Millisecond}, 100); got < most[0] || got > most[1] {
+			t.Errorf("%s uses %.2f of the API's rate, want %.2f to %.2f", algorithm, got, most[0], most[1])
+		}
+	}
+	r, err := limit.ParseShape("100/s", limit.Shape{Algorithm: limit.LeakyBucket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := share(r, held{claim: time.Second, start: 10 * time.Millisecond}, 100); got < 0.45 || got > 0.55 {
+		t.Errorf("answers of 10 ms leave %.2f of it, want a half", got)
+	}
+}

@@ -11,7 +11,7 @@ import (
 )
 
 // propose returns the limit that the model never refuses.
-func (f fit) propose(l Limit, held time.Duration) (Proposal, limit.Rate) {
+func (f fit) propose(l Limit, held held) (Proposal, limit.Rate) {
 	var best Proposal
 	var rate limit.Rate
 	for _, w := range f.writes(l) {
@@ -164,16 +164,16 @@ const turn = 60 * time.Millisecond
 
 // share is the part of the API's rate that callq can use: calls hold their units until their requests have arrived, and the units
 // come back a window later.
-func share(r limit.Rate, held time.Duration, rate float64) float64 {
-	units, window, way := float64(r.Units), r.Span(), turn
+func share(r limit.Rate, held held, rate float64) float64 {
+	units, window, way, hold := float64(r.Units), r.Span(), turn, held.claim
 	each := window / time.Duration(r.Units) // of a bucket: what comes in meanwhile is used, too
 	if r.Gap(r.Most()) > 0 {                // calls go in runs: only the first waits for the way
-		way, each = 0, each*time.Duration(max(r.Burst, 1))
+		way, each, hold = 0, each*time.Duration(max(r.Burst, 1)), held.start
 	}
-	used := units / (held + max(window, way)).Seconds()
+	used := units / (hold + max(window, way)).Seconds()
 	switch r.Algorithm {
 	case limit.TokenBucket:
-		used = min(units/window.Seconds(), float64(r.Burst)/(held+max(each, way)).Seconds())
+		used = min(units/window.Seconds(), float64(r.Burst)/(hold+max(each, way)).Seconds())
 	case limit.FixedWindow:
 		used = units / window.Seconds()
 	}
@@ -227,7 +227,7 @@ func (f fit) refuses() string {
 }
 
 // restsOn is what the advice assumes.
-func (f fit) restsOn(l Limit, requests []Request, held, blur time.Duration) []string {
+func (f fit) restsOn(l Limit, requests []Request, held held, blur time.Duration) []string {
 	all := []string{seen(requests) + ", at times known to " + inWords(blur)}
 	if f.proper {
 		all = append(all, "the API's rate is that of the limit in force")
@@ -266,6 +266,6 @@ func seen(requests []Request) string {
 	return fmt.Sprintf("%s within %s, up to %s", words.Count(int64(len(requests)), "request"), inWords(end.Sub(begin)), end.UTC().Format("2006-01-02 15:04:05Z"))
 }
 
-func holds(held time.Duration) string {
-	return "a call holds its units for " + inWords(held) + " before they begin to come free"
+func holds(held held) string {
+	return "a call holds its units for " + inWords(held.claim) + " before they begin to come free"
 }

@@ -79,7 +79,7 @@ func (h *headroom) counted(ctx context.Context, db ledger.DB) error {
 			q.Room[c.Key] += freed.Units
 		}
 		next := c.Use.NextLook(h.now, c.Gained)
-		if from, paced := h.evenly(h.limits[h.places[i]], c, q); paced {
+		if from, paced := h.evenly(c, q); paced {
 			next = from
 		}
 		next = next.Add(-h.ahead / 2) // so that what is given out reaches a worker in time

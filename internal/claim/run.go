@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/limit"
-	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/callq/callq/internal/usage"
 )
@@ -72,20 +71,18 @@ func (h *headroom) mayRun(r runs, now time.Time, others int64) {
 
 // evenly has calls go one by one where the API refused some that came together: in a run, so far apart that most APIs take them, and
 // as many as the window has room for. It returns when the next may go, if that is later than the window has it.
-func (h *headroom) evenly(l policy.LockedLimit, c *usage.Count, q limit.Quota) (from time.Time, paced bool) {
-	_, lowered := h.resets[c.Of]
-	gap := c.Use.Rate.EvenGap()
-	if gap == 0 || l.CountCost || lowered || l.EvenUntil == nil || l.EvenUntil.Before(h.now) {
+func (h *headroom) evenly(c *usage.Count, q limit.Quota) (from time.Time, paced bool) {
+	if c.EvenGap == 0 {
 		return from, false
 	}
 	room := c.Use.Room(h.now, c.Gained)
-	from, units := c.Use.Even(room, gap, h.ahead, h.now)
+	from, units := c.Use.Even(room, c.EvenGap, h.ahead, h.now)
 	q.Room[c.Key], q.Soon[c.Key] = min(units, 1), nil
 	if units > 0 && from.After(h.now) {
 		q.Soon[c.Key] = []limit.Charge{{Until: from, Units: 1}}
 	}
 	if units > 1 && c.Use.Missing == nil {
-		q.Paces[c.Key], q.Beyond[c.Key], h.beyond[c.Of] = limit.Pace{Room: 1, Gap: gap}, units-1, units-1
+		q.Paces[c.Key], q.Beyond[c.Key], h.beyond[c.Of] = limit.Pace{Room: 1, Gap: c.EvenGap}, units-1, units-1
 	}
 	return from, room > 0
 }

@@ -185,6 +185,10 @@ SELECT 'problem' AS level, format('the API refused %s of the last %s requests un
 FROM (SELECT name, count(*) FILTER (WHERE refused) AS refused, count(*) AS all_of FROM newest GROUP BY name) n
 WHERE refused >= 10 AND refused * 100 > all_of
 UNION ALL
+SELECT 'note', format('calls under limit %s go evenly until %s: the API refused some that came together', left(name, 160), date_trunc('second', even_until)),
+    format('callq limits advise %s names the limit that fits the API', left(name, 160))
+FROM callq.call_limits WHERE even_until > clock_timestamp()
+UNION ALL
 SELECT 'note', format('limit %s%s is closed until %s: %s', name, ', key ' || nullif(key, ''), date_trunc('second', until), reason),
     format('nothing; if you know that the API takes requests again, callq limits resume %s%s', name, ' --key ' || nullif(key, ''))
 FROM (SELECT * FROM callq.call_pauses WHERE until > clock_timestamp() AND spell IS NOT NULL ORDER BY at DESC LIMIT 5) p`

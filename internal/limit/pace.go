@@ -14,6 +14,9 @@ const (
 	// RunLate is how much later than its worker expects the turn of a run's call may come. Others go back.
 	RunLate = 500 * time.Millisecond
 
+	// AskedAheadSQL is how long before its turn the start of a run's call is asked for, at most. Its turn is known once it has ended.
+	AskedAheadSQL = `interval '200 ms'`
+
 	runEnds = 200 * time.Millisecond // after about so long its end would have been told
 
 	runBelow = time.Second // windows as long or longer lose little to the way through a claim

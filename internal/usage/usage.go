@@ -21,6 +21,7 @@ type Count struct {
 	Gained  time.Duration // what Postgres's clock gained while anything that still counts was under way
 	Use     limit.Use     // all but Rate and Missing is read
 	InDoubt int64         // of Use.Occupied, by requests that ended without an answer and may still arrive
+	EvenGap time.Duration // how far apart its calls go; 0: as they come
 	At      time.Time     // Postgres's clock once it was counted
 
 	row       policy.LockedLimit
@@ -36,6 +37,9 @@ func New(l policy.LockedLimit, key string, now time.Time, gains limit.Gains) *Co
 	c.Use = limit.Use{Rate: rate, Missing: l.Missing(now, gained)}
 	if units, own := l.Overrides[key]; own && l.PerKey {
 		c.Use.Rate.Units = units
+	}
+	if l.EvenUntil != nil && l.EvenUntil.After(now) && !l.CountCost {
+		c.EvenGap = c.Use.Rate.EvenGap()
 	}
 	if c.upto = c.since; rate.Returns() == limit.Evenly {
 		c.upto = now.Add(forEver)
@@ -158,6 +162,7 @@ WITH asked AS MATERIALIZED (
     JOIN callq.call_limits l ON l.name = a.name
 ), open AS (
     SELECT u.name, u.key, u.cost, l.since, l.upto, o.epoch <> l.epoch AS former, o.rooms IS NOT NULL AS in_runs, o.started_at,
+        o.started_at + CASE WHEN o.rooms IS NULL THEN interval '0' ELSE ` + limit.AskedAheadSQL + ` END AS sent,
         CASE WHEN l.estimated THEN coalesce(greatest(o.started_at, o.acked_at, o.overtaken_at), now()) END AS began,
         CASE l.proof WHEN 'later' THEN greatest(o.started_at, coalesce(o.overtaken_at, now() - interval '250 ms'))
             ELSE greatest(o.started_at, o.acked_at) END AS first_until,
@@ -173,7 +178,7 @@ WITH asked AS MATERIALIZED (
     SELECT name, key, 0 AS cost, false AS former, false AS in_runs, false AS unsent, NULL::timestamptz AS sent,
         NULL::timestamptz AS first_until, NULL::timestamptz AS until, NULL::bool AS listed FROM asked
     UNION ALL
-    SELECT name, key, cost, former, in_runs, started_at IS NULL, started_at, CASE WHEN until < 'infinity' OR answerable THEN first_until END,
+    SELECT name, key, cost, former, in_runs, started_at IS NULL, sent, CASE WHEN until < 'infinity' OR answerable THEN first_until END,
         least(until, coalesce(began, upto)), least(until, now() + interval '100 years') <= upto
     FROM open WHERE until > since
     UNION ALL
