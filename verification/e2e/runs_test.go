@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,7 +107,10 @@ func TestKeysInRuns(t *testing.T) {
 	}
 	free := took("free", known+calls*working)
 	from := s.api.Count()
+	before := s.cpu()
 	paced := took("default", known+2*calls*working)
+	after := s.cpu()
+	busy := (after.postgres - before.postgres + after.callq - before.callq) / paced.Seconds() / float64(runtime.NumCPU())
 	byKey := map[string][]fakeapi.Request{}
 	for _, r := range s.api.Requests()[from:] {
 		byKey[r.Key] = append(byKey[r.Key], r)
@@ -120,8 +124,9 @@ func TestKeysInRuns(t *testing.T) {
 	s.nothingTwice()
 	s.verify()
 	could := slices.Max([]time.Duration{free, each * time.Duration(calls-1)})
-	t.Logf("%d calls of %d keys: %s; without a limit %s: %.2f of what it could be", calls*working, working, paced, free, could.Seconds()/paced.Seconds())
-	if ratio := could.Seconds() / paced.Seconds(); *figures > 1 && ratio < 0.9 {
+	t.Logf("%d calls of %d keys: %s; without a limit %s: %.2f of that; Postgres and callq took %.2f of the machine",
+		calls*working, working, paced, free, could.Seconds()/paced.Seconds(), busy)
+	if ratio := could.Seconds() / paced.Seconds(); *figures > 1 && ratio < 0.9 && busy < 0.7 { // else the CPU bounds it
 		t.Errorf("%.2f of what it could be, want 0.9", ratio)
 	}
 }
