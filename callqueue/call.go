@@ -156,6 +156,8 @@ func refusal(index int, err error) error {
 	codes := []string{"22P02", "22P05", "22021", "22003", "54000", "54001"}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains(codes, pgErr.Code) {
 		return &InvalidCallError{Index: index, Reason: "was refused by Postgres: " + pgErr.Message, cause: err}
+	} else if ok && pgErr.Code == "CQ001" {
+		return fmt.Errorf("%w: %w", ErrFull, err)
 	}
 	return err
 }

@@ -24,6 +24,10 @@ import (
 // ErrDuplicate means that an unfinished call of the same queue has the same unique key. Nothing was written.
 var ErrDuplicate = errors.New("an unfinished call has the same unique key")
 
+// ErrFull means that as many calls of the queue, or of the key, wait as its max_waiting or max_waiting_per_key allows. Nothing was
+// written. [Client.Backlog] tells how many wait.
+var ErrFull = errors.New("the queue is full")
+
 // ErrTooLarge means that a call's data exceeds [MaxData]. Nothing was written.
 var ErrTooLarge = errors.New("call data is too large")
 

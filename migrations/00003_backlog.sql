@@ -186,6 +186,7 @@ DECLARE
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
     last_id    bigint; -- that Postgres gave
+    capped     record; -- a sum of waiting calls that has a cap
 BEGIN
     IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
@@ -193,6 +194,25 @@ BEGIN
     IF (abs(date_part('epoch', clock_timestamp()) * 1000 - pg_sequence_last_value('callq.call_wake_seq')) < 80
         OR current_setting('callq.woke', true) = 'on') IS NOT TRUE THEN
         PERFORM callq.wake();
+    END IF;
+    IF EXISTS (SELECT FROM callq.call_caps) THEN
+        INSERT INTO callq.call_waiting
+        SELECT c.queue, e.of_key, CASE WHEN e.of_key THEN coalesce(i.key, '') ELSE '' END, count(*)
+        FROM inserted i
+        JOIN callq.call_caps c ON c.queue = coalesce(nullif(i.queue, ''), 'default')
+        CROSS JOIN (VALUES (false), (true)) AS e (of_key)
+        WHERE (i.status IN ('', 'new', 'error')) IS NOT FALSE AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
+        GROUP BY 1, 2, 3;
+        FOR capped IN
+            SELECT c.queue, e.of_key, CASE WHEN e.of_key THEN coalesce(i.key, '') ELSE '' END AS key, array_agg(i.id) AS ids
+            FROM inserted i
+            JOIN callq.call_caps c ON c.queue = coalesce(nullif(i.queue, ''), 'default')
+            CROSS JOIN (VALUES (false), (true)) AS e (of_key)
+            WHERE (i.status IN ('', 'new', 'error')) IS NOT FALSE AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
+            GROUP BY 1, 2, 3
+        LOOP
+            PERFORM callq.keep_cap(capped.queue, capped.of_key, capped.key, capped.ids);
+        END LOOP;
     END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.
     INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
@@ -301,6 +321,12 @@ BEGIN
             USING ERRCODE = 'CQ002', COLUMN = column_name, DETAIL = format('%s: from %L to %L: %s.', column_name,
                 to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
             HINT = 'Nothing was written. Update only the columns that producers set (docs/producers.md); a model that saves all of them was loaded too early.';
+    END IF;
+    IF (OLD.status IN ('new', 'error') OR NEW.status IN ('new', 'error')) AND EXISTS (SELECT FROM callq.call_caps) THEN
+        PERFORM callq.note_waiting(coalesce(nullif(w.queue, ''), 'default'), coalesce(w.key, ''), w.calls)
+        FROM (VALUES (OLD.status, OLD.queue, OLD.key, -1), (NEW.status, NEW.queue, NEW.key, 1)) AS w (status, queue, key, calls)
+        WHERE w.status IN ('new', 'error') AND ((OLD.status IN ('new', 'error')) <> (NEW.status IN ('new', 'error'))
+            OR (OLD.queue, OLD.key) IS DISTINCT FROM (NEW.queue, NEW.key));
     END IF;
     IF NEW.unique_key IS NOT NULL AND NEW.status = ANY (ended) OR NEW.unique_key = '' OR NEW.queue = '' OR NEW.task = '' THEN
         UPDATE public.call_queue

@@ -31,6 +31,8 @@ func TestDefinerFunctions(t *testing.T) {
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	want := []string{
 		"call_changed search_path=pg_catalog, pg_temp",
+		"call_deleted search_path=pg_catalog, pg_temp",
+		"callq_backlog search_path=pg_catalog, pg_temp",
 		"calls_inserted search_path=pg_catalog, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",
 		"purge_versions search_path=pg_catalog, pg_temp",

@@ -245,12 +245,12 @@ FROM (
 	}
 	for args, words := range map[string][]string{
 		"acme": {
-			"limit     acme: 100 per 1s, sliding window\nrefused   990 of 1,000 requests\nadvice    leaky_bucket 100/s; uses about 8.85 a second, 9 % of the API's rate\n",
+			"limit     acme: 100 per 1s, sliding window\nrefused   990 of 1,000 requests\nadvice    leaky_bucket 100/s; uses about 76.9 a second, 77 % of the API's rate\n",
 			"refused were those within 10 ms of another that was let through: that explains 990 of 990 refusals, and would have refused 0 of 10 requests",
 			"write     acme: {rate: 100/s, algorithm: leaky_bucket}\n",
 		},
 		"acme -o json": {
-			`"verdict": "change"`, `"algorithm": "leaky_bucket"`, `"rate": "100/s"`, `"burst": null`, `"spacing": "10ms"`, `"share": 0.09`,
+			`"verdict": "change"`, `"algorithm": "leaky_bucket"`, `"rate": "100/s"`, `"burst": null`, `"spacing": "10ms"`, `"share": 0.77`,
 			`"evidence": "refused were those within 10 ms`, `"config": "acme: {rate: 100/s, algorithm: leaky_bucket}"`, `"key": null`,
 		},
 		"tenants":         {"limit     tenants, key acct_2: 100 per 1s", "write     tenants: {rate: 100/s, algorithm: leaky_bucket, per: key}"},

@@ -121,6 +121,7 @@ func rules(cfg *config.Config) policy.Policy {
 			BackoffMin: q.Backoff.Min, BackoffMax: q.Backoff.Max, Timeout: q.Timeout, OnLost: q.OnLost, Hours: q.Hours,
 			Store: q.Store, StoreMax: int64(q.StoreMax), StoreFor: q.StoreFor,
 			Needs: needs(q), OnRefused: q.OnRefused, MaxRefusals: q.MaxRefusals,
+			MaxWaiting: int64(q.MaxWaiting), MaxWaitingPerKey: int64(q.MaxWaitingPerKey), WhenFull: q.WhenFull,
 		})
 	}
 	for name, b := range cfg.Budgets {

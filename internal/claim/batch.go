@@ -183,7 +183,20 @@ func (b *batch) open(c *candidates) {
 		})
 		return err
 	})
+	if c.queue.Capped {
+		b.writes.Queue(fewerWaitSQL, c.queue.Batch)
+	}
 }
+
+// fewerWaitSQL notes that the calls of a claim wait no longer (callq.call_waiting).
+const fewerWaitSQL = `
+INSERT INTO callq.call_waiting
+SELECT o.queue, e.of_key, CASE WHEN e.of_key THEN o.key ELSE '' END, -count(*)
+FROM callq.call_open o
+JOIN callq.call_caps c ON c.queue = o.queue
+CROSS JOIN (VALUES (false), (true)) AS e (of_key)
+WHERE o.batch = $1 AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
+GROUP BY 1, 2, 3`
 
 // passed takes from the attempts' waits what has passed of them since the claim read Postgres's clock.
 func (b *batch) passed(d time.Duration) {

@@ -149,6 +149,10 @@ type Queue struct {
 	Needs       Needs         `key:"needs" check:"need"`                             // units of budgets that each call draws
 	OnRefused   string        `key:"on_refused" default:"close" allowed:"close|retry"`
 	MaxRefusals int           `key:"max_refusals" default:"1000" allowed:"1..1000000"`
+
+	MaxWaiting       int    `key:"max_waiting" omitempty:"true" allowed:"1..1000000000"`         // calls that may wait; 0: any number
+	MaxWaitingPerKey int    `key:"max_waiting_per_key" omitempty:"true" allowed:"1..1000000000"` // likewise, of each key
+	WhenFull         string `key:"when_full" default:"refuse" allowed:"refuse|discard_new|discard_oldest"`
 }
 
 // Budget is what handlers draw on in Redis while they run. Rule is what its keys mean together.

@@ -42,6 +42,9 @@ queues:
     store_for: 1d
     on_refused: retry
     max_refusals: 7
+    max_waiting: 10_000
+    max_waiting_per_key: 100
+    when_full: discard_oldest
     on: ip-a
     hours: Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin
   refunds: *payments
@@ -66,8 +69,8 @@ schedule: {retention: "TZ=Europe/Berlin 0 4 29 2 *", vacuum: "@daily"}
 		"tokens":  {Algorithm: "sliding_window", Per: "key", Count: "cost", Anchor: "finish", RetryAfter: time.Hour, Trust: "lower"},
 		"sockets": {Algorithm: "sliding_window", Concurrency: 50, RetryAfter: time.Hour, Trust: "lower"},
 	}
-	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour, nil, "retry", 7}
-	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0, nil, "close", 1000}
+	payments := Queue{[]string{"stripe", "0042"}, "ip-a", 5, Backoff{time.Second, 36 * time.Hour}, 90 * time.Second, "fail", "Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin", "all", 16 << 10, 24 * time.Hour, nil, "retry", 7, 10_000, 100, "discard_oldest"}
+	plain := Queue{nil, "", 3, Backoff{10 * time.Second, 15 * time.Minute}, 30 * time.Second, "retry", "", "", 64 << 10, 0, nil, "close", 1000, 0, 0, "refuse"}
 	fixed := plain
 	fixed.Backoff = Backoff{5 * time.Second, 5 * time.Second}
 	wantQueues := map[string]Queue{"default": plain, "plain": plain, "payments": payments, "refunds": payments, "fixed": fixed}

@@ -84,8 +84,9 @@ func within[T cmp.Ordered](text, bounds string, parse func(string) (T, error)) (
 	return value, unless(value >= least && value <= most, text, "is out of bounds")
 }
 
+// parseInt reads 10000, and 10_000 as rates have it.
 func parseInt(s string) (int, error) {
-	n, err := strconv.Atoi(s)
+	n, err := strconv.Atoi(regexp.MustCompile(`(\d)_(\d)`).ReplaceAllString(s, "$1$2"))
 	return n, unless(err == nil, s, "is not a whole number")
 }
 

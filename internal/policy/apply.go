@@ -131,12 +131,27 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 
 const queuesSQL = `
 SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours,
-    store, store_max, store_for, nullif(needs, '{}') AS needs, on_refused, max_refusals
-FROM callq.call_queues`
+    store, store_max, store_for, nullif(needs, '{}') AS needs, on_refused, max_refusals,
+    coalesce(c.most, 0) AS max_waiting, coalesce(c.most_of_key, 0) AS max_waiting_per_key, coalesce(c.when_full, 'refuse') AS when_full
+FROM callq.call_queues q LEFT JOIN callq.call_caps c ON c.queue = q.name`
 
-const dropQueuesSQL = `DELETE FROM callq.call_queues WHERE name <> ALL($1) RETURNING name`
+const dropQueuesSQL = `
+WITH uncapped AS (DELETE FROM callq.call_caps WHERE queue <> ALL($1))
+DELETE FROM callq.call_queues WHERE name <> ALL($1) RETURNING name`
 
+// putQueueSQL has the sums of a cap that is new, or begins to count keys, counted by recovery: until then it lets all in.
 const putQueueSQL = `
+WITH uncapped AS (
+    DELETE FROM callq.call_caps WHERE queue = @name AND @max_waiting::bigint = 0 AND @max_waiting_per_key::bigint = 0
+), capped AS (
+    INSERT INTO callq.call_caps AS c (queue, most, most_of_key, when_full, since)
+    SELECT @name, nullif(@max_waiting, 0), nullif(@max_waiting_per_key, 0), @when_full, pg_current_xact_id()
+    WHERE @max_waiting > 0 OR @max_waiting_per_key > 0
+    ON CONFLICT (queue) DO UPDATE
+    SET most = excluded.most, most_of_key = excluded.most_of_key, when_full = excluded.when_full,
+        since = CASE WHEN c.most_of_key IS NULL THEN excluded.since ELSE c.since END,
+        counted = c.counted AND (c.most_of_key IS NOT NULL OR excluded.most_of_key IS NULL)
+)
 INSERT INTO callq.call_queues (name, limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours, store, store_max, store_for,
     needs, on_refused, max_refusals)
 VALUES (@name, coalesce(@limits::text[], '{}'), @label, @max_attempts, @backoff_min, @backoff_max, @timeout, @on_lost, @hours,

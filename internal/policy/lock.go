@@ -67,6 +67,7 @@ type LockedQueue struct {
 	Hours      string
 	Served     string           // the key that was served last
 	Needs      map[string]int64 // units of budgets that each call draws
+	Capped     bool             // so many calls may wait (call_caps)
 	Batch      int64            // the number of the claim
 	LimitNames []string
 	Limits     []LockedLimit // in the order of the locks
@@ -88,7 +89,7 @@ func LockForClaim(b *pgx.Batch, queue string, wait bool, within time.Duration) *
 		return err
 	}
 	b.Queue(LockQueueSQL+skip, queue, strconv.FormatInt(within.Milliseconds(), 10)).QueryRow(func(row pgx.Row) error {
-		return got(row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours, &q.Needs))
+		return got(row.Scan(&q.LimitNames, &q.Label, &q.Served, &q.Hours, &q.Needs, &q.Capped))
 	})
 	b.Queue(LockLimitsSQL+skip, queue).Query(func(rows pgx.Rows) (err error) {
 		q.Limits, err = pgx.CollectRows(rows, pgx.RowToStructByName[LockedLimit])
@@ -110,7 +111,7 @@ var errNoLock = errors.New("call_locks lacks a row: INSERT INTO callq.call_locks
 // LockQueueSQL first bounds the transaction ($2, in ms): a frozen claim stops all others. It does not lock FOR SHARE: claims that
 // overlap would keep an applier waiting for ever.
 const LockQueueSQL = `
-SELECT limits, label, served_key, hours, nullif(needs, '{}')
+SELECT limits, label, served_key, hours, nullif(needs, '{}'), EXISTS (SELECT FROM callq.call_caps WHERE queue = name)
 FROM callq.call_queues
 WHERE name = $1
   AND (SELECT set_config('synchronous_commit', 'on', true)) = 'on'

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -83,6 +84,10 @@ type Queue struct {
 	StoreFor    time.Duration `db:"store_for"`    // 0: as the call
 	OnRefused   string        `db:"on_refused"`   // what an answer is that names a limit: close (no failure; the default) or retry (one)
 	MaxRefusals int           `db:"max_refusals"` // of a call; 0: 1,000
+	// Caps: how many of its calls may wait, in all and of each key (0: any number), and what an INSERT beyond that does.
+	MaxWaiting       int64  `db:"max_waiting"`
+	MaxWaitingPerKey int64  `db:"max_waiting_per_key"`
+	WhenFull         string `db:"when_full"` // refuse (the default), discard_new or discard_oldest
 	// Needs are units of budgets that each call draws: claims leave alone what has none of them free.
 	Needs map[string]int64 `db:"needs" json:",omitempty"`
 }
@@ -159,10 +164,22 @@ func (q Queue) String() string {
 	if q.OnRefused != refusedCloses || q.MaxRefusals != defaultMaxRefusals {
 		text += fmt.Sprintf(", on_refused %s, max_refusals %d", q.OnRefused, q.MaxRefusals)
 	}
+	if q.capped() {
+		text += fmt.Sprintf(", max_waiting %s, %s per key, when_full %s", atMost(q.MaxWaiting), atMost(q.MaxWaitingPerKey), q.WhenFull)
+	}
 	for _, name := range slices.Sorted(maps.Keys(q.Needs)) {
 		text += fmt.Sprintf(", needs %d of %s", q.Needs[name], name)
 	}
 	return text
+}
+
+func (q Queue) capped() bool { return q.MaxWaiting > 0 || q.MaxWaitingPerKey > 0 }
+
+func atMost(n int64) string {
+	if n == 0 {
+		return "unlimited"
+	}
+	return strconv.FormatInt(n, 10)
 }
 
 func (b Budget) String() string {
@@ -273,6 +290,11 @@ func (q *Queue) check(p *Policy) error {
 	q.OnRefused, q.MaxRefusals = cmp.Or(q.OnRefused, refusedCloses), cmp.Or(q.MaxRefusals, defaultMaxRefusals)
 	if q.OnRefused != refusedCloses && q.OnRefused != "retry" || q.MaxRefusals < 1 {
 		return fmt.Errorf("on_refused is %q, max_refusals %d; it may be close or retry, at least 1 of them", q.OnRefused, q.MaxRefusals)
+	}
+	q.WhenFull = cmp.Or(q.WhenFull, "refuse")
+	if !slices.Contains([]string{"refuse", "discard_new", "discard_oldest"}, q.WhenFull) || q.MaxWaiting < 0 || q.MaxWaitingPerKey < 0 {
+		return fmt.Errorf("max_waiting is %d, max_waiting_per_key %d, when_full %q; they may be 0 or more, and refuse, discard_new or discard_oldest",
+			q.MaxWaiting, q.MaxWaitingPerKey, q.WhenFull)
 	}
 	q.Hours = strings.Join(strings.Fields(q.Hours), " ")
 	if _, err := hours.Parse(q.Hours); err != nil {

@@ -44,6 +44,7 @@ type Recoverer struct {
 	lostAfter   time.Time           // until then nothing counts as lost (PostgresAway)
 	expireAfter time.Time           // until then expiry need not go through all calls
 	cleanAfter  time.Time
+	recount     time.Time // of waiting calls
 }
 
 // New makes a Recoverer.
@@ -82,6 +83,7 @@ func (r *Recoverer) steps() []step {
 			func(ctx context.Context, v View) (int, error) { return policy.Backfill(ctx, r.Pool, v.Gained) },
 			r.counting(`SELECT count(*) FROM (` + policy.UncountedSQL + `) l`),
 		},
+		{"uncounted_caps", r.countWaiting, r.counting(uncountedCapsSQL)},
 		{"abandoned", r.overtake, nil},
 		{"unproven", r.prove, nil},
 		{"leftovers", r.clean, nil},

@@ -53,7 +53,7 @@ $$;
 
 REVOKE ALL ON public.call_queue, public.call_attempts FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON SEQUENCE public.call_queue_id_seq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON FUNCTION public.enqueue_call FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON FUNCTION public.enqueue_call, public.callq_backlog FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON ALL TABLES IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
@@ -69,11 +69,13 @@ GRANT SELECT ON SEQUENCE public.call_queue_id_seq TO callq_producer;
 -- For a producer that need not be trusted: what the function refuses, it cannot insert.
 GRANT EXECUTE ON FUNCTION public.enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
 
+GRANT EXECUTE ON FUNCTION public.callq_backlog TO callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+
 -- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
 -- that retention deletes from it, that attempts of a former call whose id is used again get other numbers, and that what an
 -- attempt without an answer counts until becomes known later.
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.call_queue TO callq_daemon;
-GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
+GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_caps, callq.call_waiting, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
     callq.call_policies, callq.call_queues, callq.call_usage, callq.call_segments, callq.call_workers TO callq_daemon;
 GRANT UPDATE (held) ON callq.call_locks TO callq_daemon; -- no other role may lock a row
 GRANT UPDATE (id) ON callq.call_effective TO callq_daemon; -- claims lock calls through it
@@ -88,13 +90,13 @@ GRANT SELECT ON ALL TABLES IN SCHEMA callq TO callq_daemon, callq_viewer;
 
 GRANT EXECUTE ON FUNCTION callq.epoch TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq.purge_versions TO callq_daemon; -- retention
-GRANT EXECUTE ON FUNCTION callq.wake TO callq_daemon;
+GRANT EXECUTE ON FUNCTION callq.wake, callq.fold_waiting, callq.note_waiting, callq.keep_cap, callq.count_waiting TO callq_daemon;
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        EXECUTE 'GRANT MAINTAIN ON public.call_attempts, callq.call_flows, callq.call_inbox, callq.call_open, public.call_queue, callq.call_usage, callq.call_segments TO callq_daemon';
+        EXECUTE 'GRANT MAINTAIN ON public.call_attempts, callq.call_flows, callq.call_inbox, callq.call_open, public.call_queue, callq.call_usage, callq.call_segments, callq.call_waiting TO callq_daemon';
     END IF;
 END
 $$;
