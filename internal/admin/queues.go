@@ -2,11 +2,13 @@ package admin
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/callq/callq/internal/hours"
+	"github.com/callq/callq/internal/words"
 )
 
 // Queue is a queue that is in force or that calls wait in.
@@ -24,6 +26,10 @@ type Queue struct {
 	// PausedUntil is nil also while it is paused until it is resumed.
 	PausedUntil *time.Time `json:"paused_until" db:"paused_until"`
 	PausedKeys  int64      `json:"paused_keys" db:"paused_keys"` // that are paused alone
+	// Caps: how many calls may wait, in all and of each key; nil: any number.
+	MaxWaiting       *int64 `json:"max_waiting" db:"max_waiting"`
+	MaxWaitingPerKey *int64 `json:"max_waiting_per_key" db:"max_waiting_per_key"`
+	WhenFull         string `json:"when_full" db:"when_full"` // what an INSERT beyond that does
 	// HeldBy names the limits without room, if calls are due.
 	HeldBy []string `json:"held_by" db:"-"`
 	QueueHours
@@ -50,10 +56,23 @@ func (q Queue) StateText() string {
 			text += ", " + q.state
 		}
 	}
+	if q.MaxWaiting != nil && q.Waiting >= *q.MaxWaiting {
+		text += fmt.Sprintf(", full: %s may wait, %s", words.Count(*q.MaxWaiting, "call"), whatInserts(q.WhenFull))
+	}
 	if len(q.HeldBy) > 0 {
 		text += ", held by limit " + strings.Join(q.HeldBy, ", ")
 	}
 	return text + keysPaused(q.PausedKeys)
+}
+
+func whatInserts(whenFull string) string {
+	switch whenFull {
+	case "discard_new":
+		return "new ones are discarded"
+	case "discard_oldest":
+		return "the oldest are discarded"
+	}
+	return "more are refused"
 }
 
 // holds notes which limits have no room for calls that are due.
@@ -149,8 +168,10 @@ WITH waiting AS (
 SELECT name, q.name IS NOT NULL AS configured, coalesce(limits, '{}') AS limits,
     coalesce(waiting, 0) AS waiting, coalesce(due, 0) AS due, coalesce(waiting - due, 0) AS scheduled,
     coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running, coalesce(failed, 0) AS failed,
-    paused, paused_until, coalesce(paused_keys, 0) AS paused_keys, coalesce(hours, '') AS hours
+    paused, paused_until, coalesce(paused_keys, 0) AS paused_keys, coalesce(hours, '') AS hours,
+    c.most AS max_waiting, c.most_of_key AS max_waiting_per_key, coalesce(c.when_full, '') AS when_full
 FROM callq.call_queues q
+LEFT JOIN callq.call_caps c ON c.queue = q.name
 FULL JOIN waiting USING (name)
 FULL JOIN open USING (name)
 FULL JOIN failed USING (name)
