@@ -145,11 +145,19 @@ BEGIN
         queue = nullif(queue, ''), task = nullif(task, ''), dispatched_at = NULL, finished_at = NULL, failed_at = NULL, error_message = NULL,
         retried_after = NULL
     WHERE id = ANY (ids);
-    INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT queue, run_at, task, key, callq.priority(priority), 1, ARRAY[id]
-    FROM callq.call_effective
-    WHERE id = ANY (ids) AND status = 'new';
     PERFORM set_config('callq.repair', repair, true);
+END $$;
+-- +goose StatementEnd
+
+-- Files calls that were inserted and have been changed since in the inbox, as callq.calls_inserted does with others.
+-- +goose StatementBegin
+CREATE FUNCTION callq.file_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
+    SELECT q.queue, q.run_at, q.task, q.key, callq.priority(q.priority), count(*), array_agg(q.id)
+    FROM callq.call_effective q
+    WHERE q.id = ANY (file_calls.ids) AND q.status IN ('new', 'error')
+    GROUP BY 1, 2, 3, 4, 5, q.id >> 16;
 END $$;
 -- +goose StatementEnd
 
@@ -186,7 +194,8 @@ DECLARE
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
     last_id    bigint; -- that Postgres gave
-    capped     record; -- a sum of waiting calls that has a cap
+    ruled      boolean := pg_sequence_last_value('callq.call_ruled_seq') IS NOT NULL; -- by routes or caps
+    changed    boolean := false; -- some calls are no longer as they were inserted
 BEGIN
     IF TG_RELID <> 'public.call_queue'::regclass THEN
         RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
@@ -195,35 +204,24 @@ BEGIN
         OR current_setting('callq.woke', true) = 'on') IS NOT TRUE THEN
         PERFORM callq.wake();
     END IF;
-    IF EXISTS (SELECT FROM callq.call_caps) THEN
-        INSERT INTO callq.call_waiting
-        SELECT c.queue, e.of_key, CASE WHEN e.of_key THEN coalesce(i.key, '') ELSE '' END, count(*)
-        FROM inserted i
-        JOIN callq.call_caps c ON c.queue = coalesce(nullif(i.queue, ''), 'default')
-        CROSS JOIN (VALUES (false), (true)) AS e (of_key)
-        WHERE (i.status IN ('', 'new', 'error')) IS NOT FALSE AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
-        GROUP BY 1, 2, 3;
-        FOR capped IN
-            SELECT c.queue, e.of_key, CASE WHEN e.of_key THEN coalesce(i.key, '') ELSE '' END AS key, array_agg(i.id) AS ids
-            FROM inserted i
-            JOIN callq.call_caps c ON c.queue = coalesce(nullif(i.queue, ''), 'default')
-            CROSS JOIN (VALUES (false), (true)) AS e (of_key)
-            WHERE (i.status IN ('', 'new', 'error')) IS NOT FALSE AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
-            GROUP BY 1, 2, 3
-        LOOP
-            PERFORM callq.keep_cap(capped.queue, capped.of_key, capped.key, capped.ids);
-        END LOOP;
-    END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.
-    INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-    SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
-        callq.priority(priority), 1, ARRAY[id]
-    FROM inserted
-    WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE
-      AND id <= pg_sequence_last_value('public.call_queue_id_seq') AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
-      AND callq.bounded(queue, task, key, unique_key, max_attempts);
-    IF FOUND THEN
-        RETURN NULL;
+    IF ruled THEN -- else nothing more is asked, which takes a query
+        ruled := EXISTS (SELECT FROM callq.call_caps) OR EXISTS (
+            SELECT FROM inserted i
+            CROSS JOIN LATERAL callq.matching(coalesce(nullif(i.queue, ''), 'default'), coalesce(nullif(i.task, ''), 'http'), coalesce(i.key, ''),
+                coalesce(i.call_data, '{}'), 0));
+    END IF;
+    IF NOT ruled THEN
+        INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
+        SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
+            callq.priority(priority), 1, ARRAY[id]
+        FROM inserted
+        WHERE status IN ('new', 'error') AND attempts = 0 AND (queue = '' OR task = '') IS NOT TRUE
+          AND id <= pg_sequence_last_value('public.call_queue_id_seq') AND NOT EXISTS (SELECT FROM inserted OFFSET 1)
+          AND callq.bounded(queue, task, key, unique_key, max_attempts);
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
     END IF;
     last_id := coalesce(pg_sequence_last_value('public.call_queue_id_seq'), 0);
     PERFORM FROM inserted
@@ -234,8 +232,18 @@ BEGIN
         WHEN status = '' OR status IS NULL THEN true
         WHEN status NOT IN ('dispatched', 'done', 'failed', 'cancelled') THEN callq.refuse_status(status)
         ELSE false END;
-    IF FOUND THEN
+    changed := FOUND;
+    IF changed THEN
         PERFORM callq.normalize_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
+    END IF;
+    IF ruled THEN
+        changed := callq.apply_routes(array(SELECT id FROM inserted)) OR changed;
+        IF EXISTS (SELECT FROM callq.call_caps) THEN
+            PERFORM callq.keep_caps(array(SELECT id FROM inserted));
+        END IF;
+    END IF;
+    IF changed THEN
+        PERFORM callq.file_calls(array(SELECT id FROM inserted));
         RETURN NULL;
     END IF;
     SELECT sum(n), sum(keys), count(*) INTO counted, inbox_rows, coalesced
@@ -322,7 +330,7 @@ BEGIN
                 to_jsonb(OLD) ->> column_name, to_jsonb(NEW) ->> column_name, flaw),
             HINT = 'Nothing was written. Update only the columns that producers set (docs/producers.md); a model that saves all of them was loaded too early.';
     END IF;
-    IF (OLD.status IN ('new', 'error') OR NEW.status IN ('new', 'error')) AND EXISTS (SELECT FROM callq.call_caps) THEN
+    IF (OLD.status IN ('new', 'error') OR NEW.status IN ('new', 'error')) AND pg_sequence_last_value('callq.call_ruled_seq') IS NOT NULL THEN
         PERFORM callq.note_waiting(coalesce(nullif(w.queue, ''), 'default'), coalesce(w.key, ''), w.calls)
         FROM (VALUES (OLD.status, OLD.queue, OLD.key, -1), (NEW.status, NEW.queue, NEW.key, 1)) AS w (status, queue, key, calls)
         WHERE w.status IN ('new', 'error') AND ((OLD.status IN ('new', 'error')) <> (NEW.status IN ('new', 'error'))
@@ -374,6 +382,7 @@ DROP FUNCTION callq.call_changed();
 DROP FUNCTION callq.calls_inserted();
 DROP FUNCTION callq.refuse_status(text);
 DROP FUNCTION callq.refuse_id(bigint);
+DROP FUNCTION callq.file_calls(bigint[]);
 DROP FUNCTION callq.normalize_calls(bigint[]);
 DROP FUNCTION callq.normalizes();
 DROP FUNCTION callq.no_key();

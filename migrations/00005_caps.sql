@@ -45,12 +45,13 @@ END $$;
 
 -- Notes that so many more calls of a queue wait, or fewer, if it has a cap.
 -- +goose StatementBegin
-CREATE FUNCTION callq.note_waiting(queue text, key text, calls bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION callq.note_waiting(queue text, key text, calls bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO callq.call_waiting
     SELECT c.queue, e.of_key, CASE WHEN e.of_key THEN note_waiting.key ELSE '' END, note_waiting.calls
     FROM callq.call_caps c CROSS JOIN (VALUES (false), (true)) AS e (of_key)
-    WHERE c.queue = note_waiting.queue AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
-$$;
+    WHERE c.queue = note_waiting.queue AND (c.most_of_key IS NOT NULL OR NOT e.of_key);
+END $$;
 -- +goose StatementEnd
 
 -- Keeps a queue's cap, or that of a key of it, for a statement that has inserted these calls of it: refuses the statement, or
@@ -102,6 +103,27 @@ BEGIN
     UPDATE public.call_queue q
     SET status = 'cancelled', error_message = reason, finished_at = clock_timestamp(), ended_key = unique_key, unique_key = NULL
     WHERE q.id = ANY (doomed) AND q.status IN ('new', 'error');
+END $$;
+-- +goose StatementEnd
+
+-- Keeps the caps of the queues that a statement has inserted these calls into.
+-- +goose StatementBegin
+CREATE FUNCTION callq.keep_caps(ids bigint[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$ -- a plan may be older than the table is large
+DECLARE
+    s record;
+BEGIN
+    FOR s IN
+        SELECT c.queue, e.of_key, CASE WHEN e.of_key THEN q.key ELSE '' END AS key, array_agg(q.id) AS ids
+        FROM callq.call_effective q
+        JOIN callq.call_caps c ON c.queue = q.queue
+        CROSS JOIN (VALUES (false), (true)) AS e (of_key)
+        WHERE q.id = ANY (keep_caps.ids) AND q.status IN ('new', 'error') AND (c.most_of_key IS NOT NULL OR NOT e.of_key)
+        GROUP BY 1, 2, 3
+    LOOP
+        INSERT INTO callq.call_waiting VALUES (s.queue, s.of_key, s.key, cardinality(s.ids));
+        PERFORM callq.keep_cap(s.queue, s.of_key, s.key, s.ids);
+    END LOOP;
 END $$;
 -- +goose StatementEnd
 
@@ -190,6 +212,7 @@ DROP FUNCTION public.callq_backlog;
 DROP TRIGGER call_queue_deleted ON public.call_queue;
 DROP FUNCTION callq.call_deleted();
 DROP FUNCTION callq.count_waiting(text);
+DROP FUNCTION callq.keep_caps(bigint[]);
 DROP FUNCTION callq.keep_cap(text, boolean, text, bigint[]);
 DROP FUNCTION callq.note_waiting(text, text, bigint);
 DROP FUNCTION callq.fold_waiting(text, boolean, text);

@@ -34,7 +34,8 @@ type reloader struct {
 // reloads reports whether a part that has use for a key takes its new value while it runs. Others need a restart.
 func reloads(key string) bool {
 	section, _, _ := strings.Cut(key, ".")
-	return slices.Contains([]string{"limits", "queues", "budgets", "schedule", "retention", "http_task"}, section)
+	section, _, _ = strings.Cut(section, "[")
+	return slices.Contains([]string{"limits", "queues", "routes", "budgets", "schedule", "retention", "http_task"}, section)
 }
 
 // onHangUp reloads at each SIGHUP until stop is called.
@@ -129,7 +130,33 @@ func rules(cfg *config.Config) policy.Policy {
 			Name: name, Rate: b.Rule.Rate, Burst: b.Rule.Burst, BudgetShape: b.Rule.Shape, OnOutage: b.OnOutage,
 		})
 	}
+	for _, route := range cfg.Routes {
+		r.Routes = append(r.Routes, ruleOf(route))
+	}
 	return r
+}
+
+// ruleOf is a route as the policy has it. Its texts were checked.
+func ruleOf(r config.Route) policy.Route {
+	rule := policy.Route{
+		Queues: r.Match.Queue, Tasks: r.Match.Task, Keys: r.Match.Key, Methods: r.Match.Method, Fields: r.Match.JSON, Discard: r.Discard, Continue: r.Continue,
+		Set: policy.RouteSet{Queue: r.Set.Queue, Task: r.Set.Task, Key: r.Set.Key, RunIn: r.Set.RunAt, ExpiresIn: r.Set.ExpiresIn},
+	}
+	for _, host := range r.Match.URLHost {
+		rule.Hosts = append(rule.Hosts, strings.ToLower(host))
+	}
+	if names, is := config.Path(r.Set.Key); is {
+		rule.Set.Key, rule.Set.KeyField = "", names
+	}
+	if names, is := config.Path(r.Set.Cost); is {
+		rule.Set.CostField = names
+	} else {
+		rule.Set.Cost, _ = strconv.ParseInt(r.Set.Cost, 10, 64)
+	}
+	if n, err := strconv.Atoi(r.Set.Priority); err == nil {
+		rule.Set.Priority = &n
+	}
+	return rule
 }
 
 func needs(q config.Queue) map[string]int64 {

@@ -35,6 +35,7 @@ type Config struct {
 	Limits    map[string]Limit  `key:"limits"`
 	Budgets   map[string]Budget `key:"budgets"`
 	Queues    map[string]Queue  `key:"queues" always:"default"`
+	Routes    []Route           `key:"routes"`
 	Schedule  Schedule          `key:"schedule"`
 	Retention Retention         `key:"retention"`
 	Worker    Worker            `key:"worker"`
@@ -153,6 +154,39 @@ type Queue struct {
 	MaxWaiting       int    `key:"max_waiting" omitempty:"true" allowed:"1..1000000000"`         // calls that may wait; 0: any number
 	MaxWaitingPerKey int    `key:"max_waiting_per_key" omitempty:"true" allowed:"1..1000000000"` // likewise, of each key
 	WhenFull         string `key:"when_full" default:"refuse" allowed:"refuse|discard_new|discard_oldest"`
+}
+
+// Route is a rule between an INSERT and the queue. Calls that match it are changed or discarded. The first that matches ends, unless it
+// goes on.
+type Route struct {
+	Match    RouteMatch `key:"match"`
+	Set      RouteSet   `key:"set"`
+	Discard  string     `key:"discard" check:"any"` // why
+	Continue bool       `key:"continue" default:"false" allowed:"true|false"`
+}
+
+// RouteMatch is which calls it is for: all that is given must hold, each by one of its values.
+type RouteMatch struct {
+	Queue   []string `key:"queue" check:"name"`
+	Task    []string `key:"task" check:"name"`
+	Key     []string `key:"key" check:"any"` // one that ends in * stands for all that begin so
+	Method  []string `key:"method" check:"method"`
+	URLHost []string `key:"url_host" check:"host"`
+	JSON    Fields   `key:"json" check:"any"` // by path, such as $.country
+}
+
+// Fields are paths in call_data with values.
+type Fields map[string][]string
+
+// RouteSet is what becomes of them. Key and Cost may be paths in call_data.
+type RouteSet struct {
+	Queue     string        `key:"queue" check:"name"`
+	Task      string        `key:"task" check:"name"`
+	Priority  string        `key:"priority" check:"priority"`
+	Cost      string        `key:"cost" check:"cost"`
+	Key       string        `key:"key" check:"route_key"`
+	RunAt     time.Duration `key:"run_at" omitempty:"true" allowed:"1ms..3660d"`    // so much later
+	ExpiresIn time.Duration `key:"expires_in" omitempty:"true" allowed:"1s..3660d"` // after run_at
 }
 
 // Budget is what handlers draw on in Redis while they run. Rule is what its keys mean together.

@@ -185,6 +185,8 @@ func (l *loader) section(v reflect.Value, n *yaml.Node, path string) {
 		case key == "":
 		case value.Kind() == reflect.Map && value.Type().Elem().Kind() == reflect.Struct:
 			l.entries(value, node, child, f.Tag.Get("always"))
+		case value.Kind() == reflect.Slice && value.Type().Elem().Kind() == reflect.Struct:
+			l.list(value, node, child)
 		case value.Kind() == reflect.Struct && len(keysOf(value.Type())) > 0:
 			l.section(value, node, child)
 		default:
@@ -211,6 +213,22 @@ func (l *loader) entries(v reflect.Value, n *yaml.Node, path, always string) {
 		entry := reflect.New(v.Type().Elem()).Elem()
 		l.section(entry, given[name], join(path, name))
 		v.SetMapIndex(reflect.ValueOf(name), entry)
+	}
+}
+
+// list fills a list of sections.
+func (l *loader) list(v reflect.Value, n *yaml.Node, path string) {
+	switch {
+	case n == nil || isNull(n):
+		return
+	case n.Kind != yaml.SequenceNode:
+		l.fail(l.at(n), path, "must be a list", "- {…} for each")
+		return
+	}
+	for i, child := range n.Content {
+		entry := reflect.New(v.Type().Elem()).Elem()
+		l.section(entry, child, fmt.Sprintf("%s[%d]", path, i))
+		v.Set(reflect.Append(v, entry))
 	}
 }
 
@@ -285,7 +303,13 @@ func (l *loader) setNode(s *setting, n *yaml.Node) {
 	case kind == reflect.Map:
 		given, _ := l.mapping(n, s.path, s.allowed(), func(string) error { return nil })
 		for _, key := range slices.Sorted(maps.Keys(given)) {
-			items = append(items, l.item(s, given[key], key)...)
+			values := []*yaml.Node{given[key]}
+			if s.value.Type().Elem().Kind() == reflect.Slice && given[key].Kind == yaml.SequenceNode {
+				values = given[key].Content
+			}
+			for _, value := range values {
+				items = append(items, l.item(s, value, key)...)
+			}
 		}
 	case kind == reflect.Slice && n.Kind == yaml.SequenceNode:
 		for _, child := range n.Content {
@@ -359,6 +383,9 @@ func (l *loader) assign(s *setting, from source, items []item) {
 	if kind == reflect.Slice || kind == reflect.Map {
 		s.value.SetZero()
 	}
+	if kind == reflect.Map && len(items) > 0 {
+		s.value.Set(reflect.MakeMap(s.value.Type()))
+	}
 	for i, it := range items {
 		items[i].text = strings.TrimSpace(it.text)
 		value, err := s.parse(items[i].text)
@@ -367,9 +394,12 @@ func (l *loader) assign(s *setting, from source, items []item) {
 			l.fail(it.from, s.path, err.Error(), s.allowed())
 		case kind == reflect.Slice:
 			s.value.Set(reflect.Append(s.value, value))
-		case kind == reflect.Map && s.value.IsNil():
-			s.value.Set(reflect.MakeMap(s.value.Type()))
-			fallthrough
+		case kind == reflect.Map && s.value.Type().Elem().Kind() == reflect.Slice:
+			had := s.value.MapIndex(reflect.ValueOf(it.key))
+			if !had.IsValid() {
+				had = reflect.Zero(s.value.Type().Elem())
+			}
+			s.value.SetMapIndex(reflect.ValueOf(it.key), reflect.Append(had, value))
 		case kind == reflect.Map:
 			s.value.SetMapIndex(reflect.ValueOf(it.key), value)
 		default:

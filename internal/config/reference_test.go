@@ -60,11 +60,13 @@ func writeReference(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(referenceHead)
 	last := ""
-	for _, s := range mustLoad(t, "limits: {NAME: {rate: 1/s}}\nbudgets: {NAME: {rate: 1/s}}\nqueues: {NAME: {}}\nhttp_task: {secrets: {NAME: {env: E, hosts: [h]}}}", nil, nil).origin.settings {
+	for _, s := range mustLoad(t, "limits: {NAME: {rate: 1/s}}\nbudgets: {NAME: {rate: 1/s}}\nqueues: {NAME: {}}\nhttp_task: {secrets: {NAME: {env: E, hosts: [h]}}}\nroutes: [{set: {task: t}}]", nil, nil).origin.settings {
 		if strings.HasPrefix(s.path, "queues.default.") {
 			continue
 		}
-		if section, _, _ := strings.Cut(s.path, "."); section != last {
+		s.path = strings.ReplaceAll(s.path, "[0]", "[]")
+		section, _, _ := strings.Cut(s.path, ".")
+		if section = strings.TrimSuffix(section, "[]"); section != last {
 			last = section
 			fmt.Fprintf(&b, "\n## %s\n", section)
 			if words := about[section]; words != "" {
@@ -76,8 +78,12 @@ func writeReference(t *testing.T) string {
 		if strings.Contains(allowed, "|") {
 			allowed = "`" + strings.ReplaceAll(allowed, "|", "` or `") + "`"
 		}
+		environment := code(variable(s.path))
+		if section == "routes" { // a rule stands in the file
+			environment = ""
+		}
 		meaning := about[strings.ReplaceAll(s.path, ".NAME", "")]
-		for _, text := range []string{code(s.path), typeName(s.value.Type()), code(s.tag("default")), allowed, code(variable(s.path)), meaning} {
+		for _, text := range []string{code(s.path), typeName(s.value.Type()), code(s.tag("default")), allowed, environment, meaning} {
 			b.WriteString(strings.TrimRight("| "+strings.ReplaceAll(text, "|", "\\|"), " ") + " ")
 		}
 		b.WriteString("|\n")
@@ -121,6 +127,11 @@ func comments(t *testing.T) map[string]string {
 			words := strings.TrimSpace(regexp.MustCompile(`(?m)\n?^# ?`).ReplaceAllString(key.HeadComment, " "))
 			if words != "" && about[child] == "" {
 				about[child] = words
+			}
+			if value.Kind == yaml.SequenceNode {
+				for _, item := range value.Content {
+					read(item, child+"[]", depth+1)
+				}
 			}
 			if value.Kind == yaml.MappingNode {
 				read(value, child, depth+1)

@@ -88,6 +88,9 @@ func (a *application) apply(ctx context.Context, p Policy) error {
 	if err := a.applyBudgets(ctx, p.Budgets); err != nil {
 		return err
 	}
+	if err := a.applyRoutes(ctx, p.Routes); err != nil {
+		return err
+	}
 	_, err := a.tx.Exec(ctx, noteAppliedSQL, p.hash(), a.by)
 	return ledger.Wrap("note the policy", err)
 }
@@ -132,7 +135,7 @@ func (a *application) applyQueues(ctx context.Context, queues []Queue) error {
 const queuesSQL = `
 SELECT name, nullif(limits, '{}') AS limits, label, max_attempts, backoff_min, backoff_max, timeout, on_lost, hours,
     store, store_max, store_for, nullif(needs, '{}') AS needs, on_refused, max_refusals,
-    coalesce(c.most, 0) AS max_waiting, coalesce(c.most_of_key, 0) AS max_waiting_per_key, coalesce(c.when_full, 'refuse') AS when_full
+    coalesce(c.most, 0) AS max_waiting, coalesce(c.most_of_key, 0) AS max_waiting_per_key, coalesce(c.when_full, '') AS when_full
 FROM callq.call_queues q LEFT JOIN callq.call_caps c ON c.queue = q.name`
 
 const dropQueuesSQL = `
@@ -146,7 +149,7 @@ WITH uncapped AS (
 ), capped AS (
     INSERT INTO callq.call_caps AS c (queue, most, most_of_key, when_full, since)
     SELECT @name, nullif(@max_waiting, 0), nullif(@max_waiting_per_key, 0), @when_full, pg_current_xact_id()
-    WHERE @max_waiting > 0 OR @max_waiting_per_key > 0
+    WHERE (@max_waiting > 0 OR @max_waiting_per_key > 0) AND nextval('callq.call_ruled_seq') > 0
     ON CONFLICT (queue) DO UPDATE
     SET most = excluded.most, most_of_key = excluded.most_of_key, when_full = excluded.when_full,
         since = CASE WHEN c.most_of_key IS NULL THEN excluded.since ELSE c.since END,

@@ -27,6 +27,7 @@ type Policy struct {
 	Limits  []Limit  `json:",omitempty"`
 	Queues  []Queue  `json:",omitempty"`
 	Budgets []Budget `json:",omitempty"`
+	Routes  []Route  `json:",omitempty"`
 }
 
 // Limit allows at most Rate.Units calls to arrive at the API in any Rate.Window. If the window is 0, it
@@ -85,9 +86,9 @@ type Queue struct {
 	OnRefused   string        `db:"on_refused"`   // what an answer is that names a limit: close (no failure; the default) or retry (one)
 	MaxRefusals int           `db:"max_refusals"` // of a call; 0: 1,000
 	// Caps: how many of its calls may wait, in all and of each key (0: any number), and what an INSERT beyond that does.
-	MaxWaiting       int64  `db:"max_waiting"`
-	MaxWaitingPerKey int64  `db:"max_waiting_per_key"`
-	WhenFull         string `db:"when_full"` // refuse (the default), discard_new or discard_oldest
+	MaxWaiting       int64  `db:"max_waiting" json:",omitempty"`
+	MaxWaitingPerKey int64  `db:"max_waiting_per_key" json:",omitempty"`
+	WhenFull         string `db:"when_full" json:",omitempty"` // refuse (the default), discard_new or discard_oldest; without a cap: empty
 	// Needs are units of budgets that each call draws: claims leave alone what has none of them free.
 	Needs map[string]int64 `db:"needs" json:",omitempty"`
 }
@@ -196,8 +197,10 @@ func (p *Policy) Check() (err error) {
 	if p.Queues, err = checked("queue", p.Queues, func(q *Queue) string { return q.Name }, checkQueue); err != nil {
 		return err
 	}
-	p.Budgets, err = checked("budget", p.Budgets, func(b *Budget) string { return b.Name }, (*Budget).check)
-	return err
+	if p.Budgets, err = checked("budget", p.Budgets, func(b *Budget) string { return b.Name }, (*Budget).check); err != nil {
+		return err
+	}
+	return p.checkRoutes()
 }
 
 func checked[T any](what string, parts []T, name func(*T) string, check func(*T) error) ([]T, error) {
@@ -291,8 +294,9 @@ func (q *Queue) check(p *Policy) error {
 	if q.OnRefused != refusedCloses && q.OnRefused != "retry" || q.MaxRefusals < 1 {
 		return fmt.Errorf("on_refused is %q, max_refusals %d; it may be close or retry, at least 1 of them", q.OnRefused, q.MaxRefusals)
 	}
-	q.WhenFull = cmp.Or(q.WhenFull, "refuse")
-	if !slices.Contains([]string{"refuse", "discard_new", "discard_oldest"}, q.WhenFull) || q.MaxWaiting < 0 || q.MaxWaitingPerKey < 0 {
+	if q.WhenFull = cmp.Or(q.WhenFull, "refuse"); !q.capped() {
+		q.WhenFull = ""
+	} else if !slices.Contains([]string{"refuse", "discard_new", "discard_oldest"}, q.WhenFull) || q.MaxWaiting < 0 || q.MaxWaitingPerKey < 0 {
 		return fmt.Errorf("max_waiting is %d, max_waiting_per_key %d, when_full %q; they may be 0 or more, and refuse, discard_new or discard_oldest",
 			q.MaxWaiting, q.MaxWaitingPerKey, q.WhenFull)
 	}

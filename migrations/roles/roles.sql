@@ -75,13 +75,13 @@ GRANT EXECUTE ON FUNCTION public.callq_backlog TO callq_producer, callq_enqueuer
 -- that retention deletes from it, that attempts of a former call whose id is used again get other numbers, and that what an
 -- attempt without an answer counts until becomes known later.
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.call_queue TO callq_daemon;
-GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_caps, callq.call_waiting, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
+GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_caps, callq.call_waiting, callq.call_routes, callq.call_routed, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
     callq.call_policies, callq.call_queues, callq.call_usage, callq.call_segments, callq.call_workers TO callq_daemon;
 GRANT UPDATE (held) ON callq.call_locks TO callq_daemon; -- no other role may lock a row
 GRANT UPDATE (id) ON callq.call_effective TO callq_daemon; -- claims lock calls through it
 GRANT SELECT, INSERT, DELETE, UPDATE (attempt, result, arrived_by, charged, proof) ON public.call_attempts TO callq_daemon;
 GRANT INSERT ON callq.call_audit, callq.call_limit_versions TO callq_daemon;
-GRANT USAGE ON SEQUENCE callq.call_batch_seq TO callq_daemon;
+GRANT USAGE ON SEQUENCE callq.call_batch_seq, callq.call_ruled_seq TO callq_daemon;
 GRANT USAGE, UPDATE ON SEQUENCE callq.call_wake_seq TO callq_daemon;
 
 -- status, verify, calls list and get, limits list and get, queues list: everything, call_data too.
@@ -90,13 +90,14 @@ GRANT SELECT ON ALL TABLES IN SCHEMA callq TO callq_daemon, callq_viewer;
 
 GRANT EXECUTE ON FUNCTION callq.epoch TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq.purge_versions TO callq_daemon; -- retention
-GRANT EXECUTE ON FUNCTION callq.wake, callq.fold_waiting, callq.note_waiting, callq.keep_cap, callq.count_waiting TO callq_daemon;
+GRANT EXECUTE ON FUNCTION callq.wake, callq.fold_waiting, callq.note_waiting, callq.keep_cap, callq.keep_caps, callq.count_waiting, callq.matching,
+    callq.route, callq.routes_of, callq.apply_routes, callq.file_calls TO callq_daemon;
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
-        EXECUTE 'GRANT MAINTAIN ON public.call_attempts, callq.call_flows, callq.call_inbox, callq.call_open, public.call_queue, callq.call_usage, callq.call_segments, callq.call_waiting TO callq_daemon';
+        EXECUTE 'GRANT MAINTAIN ON public.call_attempts, callq.call_flows, callq.call_inbox, callq.call_open, public.call_queue, callq.call_usage, callq.call_segments, callq.call_waiting, callq.call_routed TO callq_daemon';
     END IF;
 END
 $$;

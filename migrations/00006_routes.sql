@@ -1,0 +1,165 @@
+-- Routes: rules between an INSERT and the queue, which change a call or discard it.
+
+-- +goose Up
+
+-- Whether there ever were routes or caps: an INSERT looks for none before. It is a sequence, as that is read without a query.
+CREATE SEQUENCE callq.call_ruled_seq;
+
+-- The rules in force, in order. What matches is NULL where it does not matter.
+CREATE TABLE callq.call_routes (
+    number       integer PRIMARY KEY, -- 1 is first
+    rule         text    NOT NULL,    -- as a person reads it
+    queues       text[],
+    tasks        text[],
+    keys         text[],              -- LIKE patterns
+    methods      text[],              -- of call_data, in upper case
+    hosts        text[],              -- of its url, in lower case
+    fields       jsonb[],             -- of which call_data contains one
+    set_queue    text,
+    set_task     text,
+    set_key      text,
+    key_field    text[],              -- the path in call_data of the key
+    set_priority smallint,
+    set_cost     bigint,
+    cost_field   text[],
+    run_in       interval,
+    expires_in   interval,
+    discard      text,                -- why
+    goes_on      boolean NOT NULL     -- with the rules after it
+);
+
+-- What rules did: a row a statement, which recovery adds up. They are told apart by their text, which outlives a change of the others.
+CREATE TABLE callq.call_routed (
+    rule      text        NOT NULL,
+    moved     bigint      NOT NULL DEFAULT 0, -- calls that it changed
+    discarded bigint      NOT NULL DEFAULT 0,
+    failed    bigint      NOT NULL DEFAULT 0, -- calls that it left as they were, for error
+    error     text,                           -- the last
+    at        timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- It has no key. A publication of all tables refuses to delete from a table of which it cannot name the row.
+ALTER TABLE callq.call_routed REPLICA IDENTITY FULL;
+
+-- The rules that a call with these values matches, from one on. Postgres inlines it.
+CREATE FUNCTION callq.matching(queue text, task text, key text, call_data jsonb, behind integer) RETURNS SETOF callq.call_routes
+LANGUAGE sql STABLE AS $$
+    SELECT r.* FROM callq.call_routes r
+    WHERE r.number > matching.behind
+      AND (r.queues IS NULL OR matching.queue = ANY (r.queues))
+      AND (r.tasks IS NULL OR matching.task = ANY (r.tasks))
+      AND (r.keys IS NULL OR matching.key LIKE ANY (r.keys))
+      AND (r.methods IS NULL OR upper(coalesce(matching.call_data ->> 'method', 'GET')) = ANY (r.methods))
+      AND (r.hosts IS NULL OR lower(substring(matching.call_data ->> 'url' FROM '^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(\[[^]]*\]|[^/?#:]*)')) = ANY (r.hosts))
+      AND (r.fields IS NULL OR matching.call_data @> ANY (r.fields))
+$$;
+
+-- What becomes of a call by the rules. It stays as it is where no rule matched, or only rules that failed.
+CREATE TYPE callq.routed AS (id bigint, queue text, task text, key text, priority smallint, cost bigint, run_in interval, expires_in interval,
+    discard text, rules text[], failed text[], error text);
+
+-- Puts a call through the rules. It changes nothing.
+-- +goose StatementBegin
+CREATE FUNCTION callq.route(id bigint, queue text, task text, key text, priority smallint, cost bigint, call_data jsonb) RETURNS callq.routed
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    r      callq.call_routes;
+    c      callq.routed := ROW(id, queue, task, key, priority, cost, NULL, NULL, NULL, NULL, NULL, NULL);
+    behind integer := 0;
+    flaw   text;
+BEGIN
+    LOOP
+        SELECT m.* INTO r FROM callq.matching(c.queue, c.task, c.key, call_data, behind) m ORDER BY m.number LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        behind := r.number;
+        flaw := CASE
+            WHEN r.key_field IS NOT NULL AND (jsonb_typeof(call_data #> r.key_field) IN ('string', 'number', 'boolean')) IS NOT TRUE THEN 'its key is no text in call_data'
+            WHEN r.key_field IS NOT NULL AND octet_length(call_data #>> r.key_field) > 255 THEN 'its key in call_data is longer than 255 bytes'
+            WHEN r.cost_field IS NOT NULL AND (call_data #>> r.cost_field ~ '^[1-9][0-9]{0,11}$') IS NOT TRUE
+                THEN 'its cost in call_data is no whole number from 1 on'
+        END;
+        IF flaw IS NOT NULL THEN
+            c.failed := c.failed || r.rule;
+            c.error := flaw;
+            CONTINUE;
+        END IF;
+        c.rules := c.rules || r.rule;
+        c.discard := 'discarded by a route: ' || r.discard;
+        EXIT WHEN c.discard IS NOT NULL;
+        c.queue := coalesce(r.set_queue, c.queue);
+        c.task := coalesce(r.set_task, c.task);
+        c.key := coalesce(call_data #>> r.key_field, r.set_key, c.key);
+        c.priority := coalesce(r.set_priority, c.priority);
+        c.cost := coalesce((call_data #>> r.cost_field)::bigint, r.set_cost, c.cost);
+        c.run_in := coalesce(r.run_in, c.run_in);
+        c.expires_in := coalesce(r.expires_in, c.expires_in);
+        EXIT WHEN NOT r.goes_on;
+    END LOOP;
+    RETURN c;
+END $$;
+-- +goose StatementEnd
+
+-- Puts waiting calls through the rules, and returns what becomes of those that matched one. A call whose unique key another call of its new
+-- queue has is a duplicate, and discarded. It changes nothing. (A function in SQL would be planned at each call.)
+-- +goose StatementBegin
+CREATE FUNCTION callq.routes_of(ids bigint[]) RETURNS SETOF callq.routed LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$ -- a plan may be older than the table is large
+BEGIN
+    RETURN QUERY
+        SELECT n.id, n.queue, n.task, n.key, n.priority, n.cost, n.run_in, n.expires_in,
+            coalesce(n.discard, CASE WHEN q.unique_key IS NOT NULL AND n.queue <> q.queue THEN (
+                SELECT 'discarded by a route: call ' || o.id || ' of queue ' || n.queue || ' has its unique key'
+                FROM public.call_queue o WHERE coalesce(o.queue, 'default') = n.queue AND o.unique_key = q.unique_key LIMIT 1) END),
+            n.rules, n.failed, n.error
+        FROM callq.call_effective q
+        CROSS JOIN LATERAL callq.route(q.id, q.queue, q.task, q.key, q.priority, q.cost, q.call_data) n
+        WHERE q.id = ANY (routes_of.ids) AND q.status IN ('new', 'error') AND (n.rules IS NOT NULL OR n.failed IS NOT NULL);
+END $$;
+-- +goose StatementEnd
+
+-- Does to calls what the rules make of them, and notes it. It returns whether any was changed. Where they enter the inbox is the caller's.
+-- +goose StatementBegin
+CREATE FUNCTION callq.apply_routes(ids bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    repair CONSTANT text := coalesce(current_setting('callq.repair', true), '');
+    routed CONSTANT callq.routed[] := ARRAY(SELECT r FROM callq.routes_of(apply_routes.ids) r);
+    c      callq.routed;
+    moved  boolean := false;
+BEGIN
+    IF cardinality(routed) = 0 THEN
+        RETURN false;
+    END IF;
+    PERFORM set_config('callq.repair', 'own', true);
+    FOREACH c IN ARRAY routed LOOP
+        CONTINUE WHEN c.rules IS NULL;
+        UPDATE public.call_queue q
+        SET queue = c.queue, task = c.task, key = c.key, priority = c.priority, cost = c.cost,
+            run_at = coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0'),
+            expires_at = coalesce(coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0') + c.expires_in, q.expires_at),
+            status = CASE WHEN c.discard IS NULL THEN q.status ELSE 'cancelled' END,
+            error_message = coalesce(c.discard, q.error_message),
+            finished_at = CASE WHEN c.discard IS NOT NULL THEN clock_timestamp() END,
+            ended_key = CASE WHEN c.discard IS NOT NULL THEN q.unique_key ELSE q.ended_key END,
+            unique_key = CASE WHEN c.discard IS NULL THEN q.unique_key END
+        WHERE q.id BETWEEN c.id AND c.id; -- no plan takes another way than the primary key
+        moved := true;
+    END LOOP;
+    PERFORM set_config('callq.repair', repair, true);
+    INSERT INTO callq.call_routed (rule, moved, discarded, failed, error)
+    SELECT t.rule, count(*) FILTER (WHERE t.ok AND r.discard IS NULL), count(*) FILTER (WHERE t.ok AND r.discard IS NOT NULL),
+        count(*) FILTER (WHERE NOT t.ok), max(format('call %s: %s', r.id, r.error)) FILTER (WHERE NOT t.ok)
+    FROM unnest(routed) r
+    CROSS JOIN LATERAL (SELECT unnest(r.rules) AS rule, true AS ok UNION ALL SELECT unnest(r.failed), false) t
+    GROUP BY 1;
+    RETURN moved;
+END $$;
+-- +goose StatementEnd
+
+-- +goose Down
+DROP FUNCTION callq.apply_routes(bigint[]);
+DROP FUNCTION callq.routes_of(bigint[]);
+DROP FUNCTION callq.route(bigint, text, text, text, smallint, bigint, jsonb);
+DROP TYPE callq.routed;
+DROP FUNCTION callq.matching(text, text, text, jsonb, integer);
+DROP TABLE callq.call_routed, callq.call_routes;
+DROP SEQUENCE callq.call_ruled_seq;
