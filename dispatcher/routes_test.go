@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 )
@@ -124,5 +125,33 @@ func TestRoutedCalls(t *testing.T) {
 		s.once(r)
 	}
 	s.want(`SELECT bool_and(o.queue = coalesce(q.queue, 'default') AND o.key = coalesce(q.key, '')) AND count(*) = 4 FROM callq.call_open o JOIN call_queue q ON q.id = o.call_id`)
+	s.verify()
+}
+
+// Rules that change move no call that waits, until an operator has it so: then those that wait obey them, but for their times, and are where
+// the backlog looks for them. What has started goes on.
+func TestRouteWaiting(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.exec(`INSERT INTO call_queue (key, run_at) SELECT (ARRAY['a', 'b', 'c'])[1 + n % 3], now() + n % 2 * interval '1 h' FROM generate_series(0, 299) n`)
+	r := routed(policy.Route{Keys: []string{"a"}, Set: policy.RouteSet{Queue: "dach", RunIn: time.Hour}}, policy.Route{Keys: []string{"b"}, Discard: "no b"},
+		policy.Route{Keys: []string{"c"}, Set: policy.RouteSet{CostField: []string{"none"}}})
+	s.publish(r)
+	for dry := range 2 {
+		did, err := admin.RouteWaiting(t.Context(), s.pool, dry == 0)
+		if err != nil || len(did) != 3 || did[0].Moved != 100 || did[1].Discarded != 100 {
+			t.Errorf("%+v (%v); want 100 moved, and 100 discarded", did, err)
+		}
+		s.want(`SELECT count(*) = $1 FROM call_queue WHERE queue = 'dach' AND status = 'new' AND run_at < created_at + interval '61 min'`, 100*dry)
+		s.want(`SELECT count(*) = $1 FROM call_queue WHERE status = 'cancelled' AND error_message LIKE '%no b'`, 100*dry)
+	}
+	if did, err := admin.RouteWaiting(t.Context(), s.pool, false); err != nil || len(did) != 1 || did[0].Failed != 100 {
+		t.Errorf("again: %+v (%v)", did, err)
+	}
+	s.alive(1000)
+	for range 4 {
+		s.once(r)
+	}
+	s.want(`SELECT count(*) = 100 AND count(*) FILTER (WHERE queue = 'dach') = 50 FROM callq.call_open`)
 	s.verify()
 }

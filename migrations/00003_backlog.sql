@@ -237,7 +237,7 @@ BEGIN
         PERFORM callq.normalize_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
     END IF;
     IF ruled THEN
-        changed := callq.apply_routes(array(SELECT id FROM inserted)) OR changed;
+        changed := callq.apply_routes(array(SELECT id FROM inserted), true) OR changed;
         IF EXISTS (SELECT FROM callq.call_caps) THEN
             PERFORM callq.keep_caps(array(SELECT id FROM inserted));
         END IF;

@@ -100,9 +100,10 @@ END $$;
 -- +goose StatementEnd
 
 -- Puts waiting calls through the rules, and returns what becomes of those that matched one. A call whose unique key another call of its new
--- queue has is a duplicate, and discarded. It changes nothing. (A function in SQL would be planned at each call.)
+-- queue has is a duplicate, and discarded. It changes nothing. Of calls that are not fresh from an INSERT, those that stay as they are are
+-- not among them. (A function in SQL would be planned at each call.)
 -- +goose StatementBegin
-CREATE FUNCTION callq.routes_of(ids bigint[]) RETURNS SETOF callq.routed LANGUAGE plpgsql STABLE
+CREATE FUNCTION callq.routes_of(ids bigint[], fresh boolean) RETURNS SETOF callq.routed LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$ -- a plan may be older than the table is large
 BEGIN
     RETURN QUERY
@@ -113,36 +114,40 @@ BEGIN
             n.rules, n.failed, n.error
         FROM callq.call_effective q
         CROSS JOIN LATERAL callq.route(q.id, q.queue, q.task, q.key, q.priority, q.cost, q.call_data) n
-        WHERE q.id = ANY (routes_of.ids) AND q.status IN ('new', 'error') AND (n.rules IS NOT NULL OR n.failed IS NOT NULL);
+        WHERE q.id = ANY (routes_of.ids) AND q.status IN ('new', 'error') AND (n.rules IS NOT NULL OR n.failed IS NOT NULL)
+            AND (routes_of.fresh OR n.failed IS NOT NULL OR n.discard IS NOT NULL OR (n.queue, n.task, n.key, n.priority, n.cost) IS DISTINCT FROM (q.queue, q.task, q.key, q.priority, q.cost));
 END $$;
 -- +goose StatementEnd
 
--- Does to calls what the rules make of them, and notes it. It returns whether any was changed. Where they enter the inbox is the caller's.
+-- Does to calls what the rules make of them, and notes it. It returns whether any was changed. Calls that are fresh from an INSERT enter the
+-- inbox after it, which is the caller's; of others callq.call_changed sees to that, and their times stay.
 -- +goose StatementBegin
-CREATE FUNCTION callq.apply_routes(ids bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.apply_routes(ids bigint[], fresh boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     repair CONSTANT text := coalesce(current_setting('callq.repair', true), '');
-    routed CONSTANT callq.routed[] := ARRAY(SELECT r FROM callq.routes_of(apply_routes.ids) r);
+    routed CONSTANT callq.routed[] := ARRAY(SELECT r FROM callq.routes_of(apply_routes.ids, apply_routes.fresh) r);
     c      callq.routed;
     moved  boolean := false;
 BEGIN
     IF cardinality(routed) = 0 THEN
         RETURN false;
     END IF;
-    PERFORM set_config('callq.repair', 'own', true);
+    IF fresh THEN
+        PERFORM set_config('callq.repair', 'own', true);
+    END IF;
     FOREACH c IN ARRAY routed LOOP
         CONTINUE WHEN c.rules IS NULL;
         UPDATE public.call_queue q
         SET queue = c.queue, task = c.task, key = c.key, priority = c.priority, cost = c.cost,
-            run_at = coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0'),
-            expires_at = coalesce(coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0') + c.expires_in, q.expires_at),
+            run_at = CASE WHEN fresh THEN coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0') ELSE q.run_at END,
+            expires_at = coalesce(CASE WHEN fresh THEN coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0') + c.expires_in END, q.expires_at),
             status = CASE WHEN c.discard IS NULL THEN q.status ELSE 'cancelled' END,
             error_message = coalesce(c.discard, q.error_message),
             finished_at = CASE WHEN c.discard IS NOT NULL THEN clock_timestamp() END,
             ended_key = CASE WHEN c.discard IS NOT NULL THEN q.unique_key ELSE q.ended_key END,
             unique_key = CASE WHEN c.discard IS NULL THEN q.unique_key END
-        WHERE q.id BETWEEN c.id AND c.id; -- no plan takes another way than the primary key
-        moved := true;
+        WHERE q.id BETWEEN c.id AND c.id AND q.status IN ('new', 'error'); -- no plan takes another way than the primary key
+        moved := moved OR FOUND;
     END LOOP;
     PERFORM set_config('callq.repair', repair, true);
     INSERT INTO callq.call_routed (rule, moved, discarded, failed, error)
@@ -156,8 +161,8 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION callq.apply_routes(bigint[]);
-DROP FUNCTION callq.routes_of(bigint[]);
+DROP FUNCTION callq.apply_routes(bigint[], boolean);
+DROP FUNCTION callq.routes_of(bigint[], boolean);
 DROP FUNCTION callq.route(bigint, text, text, text, smallint, bigint, jsonb);
 DROP TYPE callq.routed;
 DROP FUNCTION callq.matching(text, text, text, jsonb, integer);

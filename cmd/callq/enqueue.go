@@ -114,21 +114,12 @@ func (e *enqueued) resolve(ctx context.Context, db *database, args []string) err
 	if len(args) > 0 {
 		e.call.Task = args[0]
 	}
-	name, isFile := strings.CutPrefix(e.data, "@")
-	switch {
-	case isFile || name == "-":
-		from, err := db.open(ctx, "data", name)
+	if e.data != "" {
+		data, err := db.data(ctx, e.data)
 		if err != nil {
 			return err
 		}
-		defer from.Close()
-		data, err := io.ReadAll(from)
-		if err != nil {
-			return usagef("--data: read %s: %w", name, err)
-		}
-		e.call.Data = json.RawMessage(data)
-	case e.data != "":
-		e.call.Data = json.RawMessage(e.data) // the client checks it
+		e.call.Data = data // the client checks it
 	}
 	if e.in > 0 {
 		var now time.Time
@@ -138,6 +129,24 @@ func (e *enqueued) resolve(ctx context.Context, db *database, args []string) err
 		e.call.RunAt = now.Add(e.in)
 	}
 	return nil
+}
+
+// data is what --data gives: itself, what stdin has (-), or a file (@file).
+func (a *app) data(ctx context.Context, text string) (json.RawMessage, error) {
+	name, isFile := strings.CutPrefix(text, "@")
+	if !isFile && name != "-" {
+		return json.RawMessage(text), nil
+	}
+	from, err := a.open(ctx, "data", name)
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close()
+	data, err := io.ReadAll(from)
+	if err != nil {
+		return nil, usagef("--data: read %s: %w", name, err)
+	}
+	return data, nil
 }
 
 // open opens the file that a flag names, or stdin.

@@ -103,7 +103,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	root.SetErr(a.stderr)
 	root.AddCommand(
 		serveCommand(a), dispatchCommand(a), workCommand(a), migrateCommand(a), enqueueCommand(a), callsCommand(a),
-		queuesCommand(a), limitsCommand(a), statusCommand(a), verifyCommand(a), doctorCommand(a), maintainCommand(a),
+		queuesCommand(a), routesCommand(a), limitsCommand(a), statusCommand(a), verifyCommand(a), doctorCommand(a), maintainCommand(a),
 		configCommand(a), healthCommand(a), demoCommand(a), devCommand(a), versionCommand(a),
 	)
 	root.InitDefaultCompletionCmd()

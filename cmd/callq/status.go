@@ -82,6 +82,7 @@ func printStatus(to io.Writer, s *admin.Status) {
 	table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
 		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
 	}}.below(to, s.Budgets)
+	routeTable().below(to, s.Routes)
 	table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
 		beat := admin.Ago(s.At, w.BeatAt)
 		if !w.Live {

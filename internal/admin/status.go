@@ -23,6 +23,7 @@ type Status struct {
 	Limits  []Limit    `json:"limits"`
 	Budgets []Budget   `json:"budgets"`
 	Workers []Worker   `json:"workers"`
+	Routes  []Route    `json:"routes"`
 	// HTTPTask names the settings of http_task in which live workers differ, and what each of them has.
 	HTTPTask  []string  `json:"http_task"`
 	Unhandled []Waiting `json:"unhandled"` // calls that no live worker handles
@@ -47,7 +48,7 @@ func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
 		queues, waiting := r.queues()
 		s := &Status{
 			At: r.now, Standby: r.standby, Queues: queues, Unhandled: slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Handled }),
-			Limits: r.limits(nil, nil), Budgets: r.budgets(),
+			Limits: r.limits(nil, nil), Budgets: r.budgets(), Routes: r.routes(),
 			Workers: list[Worker](r, "read workers", workersSQL), HTTPTask: []string{},
 			Oldest: one[Oldest](r, "read the oldest call", oldestSQL),
 		}

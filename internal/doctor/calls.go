@@ -216,3 +216,12 @@ FROM (
     WHERE l.config IS NOT NULL AND l.count_cost
     GROUP BY l.name
 ) d`
+
+// Rules that left calls as they were, as what they name in call_data is not there or unfit.
+const routesSQL = `
+SELECT 'problem' AS level, format('a route left %s calls as they were, the last at %s: %s (%s)', sum(d.failed), date_trunc('second', max(d.at)), left(d.rule, 160),
+        (array_agg(d.error ORDER BY d.at DESC) FILTER (WHERE d.error IS NOT NULL))[1]) AS what,
+    'have its match take such calls out, or producers write what it names; callq routes test ID tells of a call' AS fix
+FROM callq.call_routed d JOIN callq.call_routes r USING (rule)
+GROUP BY d.rule
+HAVING sum(d.failed) > 0 AND max(d.at) FILTER (WHERE d.failed > 0) > clock_timestamp() - interval '1 day'`

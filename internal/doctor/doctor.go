@@ -87,6 +87,7 @@ func Postgres(ctx context.Context, pool schema.DB) (all []Finding, err error) {
 		{"requests in doubt", asks(inDoubtSQL)},
 		{"requests without proof", asks(unprovenSQL)},
 		{"refusals", asks(refusedSQL)},
+		{"routes", asks(routesSQL)},
 		{"keys of ended calls", asks(endedKeysSQL)},
 		{"costs above what was set", asks(tooDearSQL)},
 		{"APIs' own limits", ownLimits},

@@ -190,6 +190,7 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	batch.Queue(cleanDispatchersSQL)
 	batch.Queue(cleanRemotesSQL)
 	batch.Queue(cleanProbesSQL)
+	batch.Queue(foldRoutedSQL)
 	if err := r.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return 0, err
 	}
@@ -268,3 +269,12 @@ WHERE r.limit_name = old.limit_name AND r.key = old.key`
 const cleanDispatchersSQL = `
 DELETE FROM callq.call_dispatchers
 WHERE heartbeat_at NOT BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 minute'`
+
+// foldRoutedSQL adds up what routes did: statements only add rows.
+const foldRoutedSQL = `
+WITH had AS (
+    DELETE FROM callq.call_routed WHERE rule IN (SELECT rule FROM callq.call_routed GROUP BY rule HAVING count(*) > 1) RETURNING *
+)
+INSERT INTO callq.call_routed (rule, moved, discarded, failed, error, at)
+SELECT rule, sum(moved), sum(discarded), sum(failed), (array_agg(error ORDER BY at DESC) FILTER (WHERE error IS NOT NULL))[1], max(at)
+FROM had GROUP BY rule`
