@@ -149,6 +149,10 @@ func TestDoctor(t *testing.T) {
 		{"clock behind", exitFindings, []harmed{
 			{later("-3 hours"), "clocks", doctor.Problem, "behind this machine's", "NTP"},
 			{sql(`UPDATE callq.call_limits SET missing_until = now() + interval '1 hour'`), "limits", doctor.Problem, "limit api is shut until", "limits open"},
+			{
+				sql(`INSERT INTO callq.call_routes (number, rule, goes_on) VALUES (1, 'r', false); INSERT INTO callq.call_routed (rule, failed, error) VALUES ('r', 2, 'call 7: no')`),
+				"routes", doctor.Problem, "a route left 2 calls as they were", "callq routes test",
+			},
 		}},
 		{"old snapshots", exitFindings, []harmed{
 			{func(w *world) { w.hold("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT 1"); later("1 hour")(w) }, "old snapshots", doctor.Problem, "idle in transaction: SELECT 1", "SELECT pg_terminate_backend("},

@@ -68,7 +68,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 // gaugeDescs are the gauges of gauges.
 type gaugeDescs struct {
 	up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc
-	remoteLimit, remoteRemaining, lowered                        *prometheus.Desc
+	remoteLimit, remoteRemaining, lowered, routed                *prometheus.Desc
 }
 
 func newGaugeDescs() gaugeDescs {
@@ -84,6 +84,7 @@ func newGaugeDescs() gaugeDescs {
 		remoteRemaining: describe("callq_limit_remote_remaining", "Units that the API says it has left; none likewise, or once they were reset.", "limit"),
 		lowered:         describe("callq_limit_lowered_units", "Units that may be used until the API resets its limit, where less remains of that than callq counts.", "limit"),
 		calls:           describe("callq_queue_calls", "Calls that have not ended, by queue and state: due, scheduled, dispatched, running.", "queue", "state"),
+		routed:          describe("callq_route_calls", "Calls that a rule has moved (or changed), discarded, or failed to change, since it was first applied.", "rule", "outcome"),
 		oldest:          describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
 	}
 }
@@ -91,7 +92,7 @@ func newGaugeDescs() gaugeDescs {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed} {
 		to <- desc
 	}
 }
@@ -134,6 +135,11 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 			set(d.calls, float64(n), q.Name, state)
 		}
 		set(d.oldest, q.OldestDue, q.Name)
+	}
+	for _, r := range read.Routes {
+		for outcome, n := range map[string]int64{"moved": r.Moved, "discarded": r.Discarded, "failed": r.Failed} {
+			set(d.routed, float64(n), r.Rule, outcome)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 type Gauges struct {
 	Limits []LimitGauge
 	Queues []QueueGauge
+	Routes []Route
 }
 
 // LimitGauge is a limit in numbers. Of one per key, Units are those of a key, and Used those of the key that uses most among
@@ -58,7 +59,7 @@ type QueueGauge struct {
 // ReadGauges reads the gauges in one snapshot.
 func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 	return snapshot(ctx, pool, func(r *reader) *Gauges {
-		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL)}
+		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL), Routes: r.routes()}
 		due := map[string]int64{}
 		for _, q := range g.Queues {
 			due[q.Name] = q.Due

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -58,6 +59,9 @@ func (r *Route) check(s section) {
 // check refuses routes to queues that are not there, and those that lead back to where one that goes on has taken a call from.
 func (c *Config) check(s section) {
 	for i, r := range c.Routes {
+		if slices.ContainsFunc(c.Routes[:i], func(before Route) bool { return reflect.DeepEqual(before, r) }) {
+			s.fail(s.from, fmt.Sprintf("routes[%d]", i), "is the same as one before it", "each rule once")
+		}
 		at := section{s.loader, fmt.Sprintf("routes[%d].set", i), s.from}
 		if _, is := c.Queues[r.Set.Queue]; r.Set.Queue != "" && !is {
 			at.refuse("queue", "", Quote(r.Set.Queue)+" is not a queue", strings.Join(slices.Sorted(maps.Keys(c.Queues)), ", "))
