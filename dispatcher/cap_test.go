@@ -150,7 +150,7 @@ func TestCapUnderProducers(t *testing.T) {
 	s := newSystem(t)
 	r := capped(most, 0, "")
 	s.capInForce(r)
-	var wait = make(chan error, producers)
+	wait := make(chan error, producers)
 	for p := range producers {
 		go func() {
 			for turn := range 60 {
