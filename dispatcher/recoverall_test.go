@@ -34,7 +34,7 @@ func TestSweepAll(t *testing.T) {
 	s.exec(`UPDATE callq.call_limits SET complete_since = NULL`)
 	want := map[string]int64{
 		"former_epoch": 4, "lost": 2, "unstarted": 5, "undelivered": 60 - 3 - 4,
-		"expired": 1200, "uncounted_limits": 1, "broken_flows": 0, "orphaned_calls": 1207,
+		"expired": 1200, "uncounted_limits": 1, "uncounted_caps": 0, "broken_flows": 0, "orphaned_calls": 1207,
 	}
 	before := s.books()
 	s.sweptIs("would be", want)(s.dispatcher(policy.Policy{}).Recover(t.Context(), true))

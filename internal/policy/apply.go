@@ -150,6 +150,9 @@ WITH uncapped AS (
     INSERT INTO callq.call_caps AS c (queue, most, most_of_key, when_full, since)
     SELECT @name, nullif(@max_waiting, 0), nullif(@max_waiting_per_key, 0), @when_full, pg_current_xact_id()
     WHERE (@max_waiting > 0 OR @max_waiting_per_key > 0) AND nextval('callq.call_ruled_seq') > 0
+      AND NOT EXISTS ( -- a producer that adds sums up may hold the row
+        SELECT FROM callq.call_caps c
+        WHERE c.queue = @name AND (c.most, c.most_of_key, c.when_full) IS NOT DISTINCT FROM (nullif(@max_waiting, 0), nullif(@max_waiting_per_key, 0), @when_full))
     ON CONFLICT (queue) DO UPDATE
     SET most = excluded.most, most_of_key = excluded.most_of_key, when_full = excluded.when_full,
         since = CASE WHEN c.most_of_key IS NULL THEN excluded.since ELSE c.since END,
