@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
-	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/policy"
 	"github.com/jackc/pgx/v5"
 )
@@ -138,14 +137,14 @@ func TestRouteWaiting(t *testing.T) {
 		policy.Route{Keys: []string{"c"}, Set: policy.RouteSet{CostField: []string{"none"}}})
 	s.publish(r)
 	for dry := range 2 {
-		did, err := admin.RouteWaiting(t.Context(), s.pool, dry == 0)
+		did, err := policy.RouteWaiting(t.Context(), s.pool, dry == 0)
 		if err != nil || len(did) != 3 || did[0].Moved != 100 || did[1].Discarded != 100 {
 			t.Errorf("%+v (%v); want 100 moved, and 100 discarded", did, err)
 		}
 		s.want(`SELECT count(*) = $1 FROM call_queue WHERE queue = 'dach' AND status = 'new' AND run_at < created_at + interval '61 min'`, 100*dry)
 		s.want(`SELECT count(*) = $1 FROM call_queue WHERE status = 'cancelled' AND error_message LIKE '%no b'`, 100*dry)
 	}
-	if did, err := admin.RouteWaiting(t.Context(), s.pool, false); err != nil || len(did) != 1 || did[0].Failed != 100 {
+	if did, err := policy.RouteWaiting(t.Context(), s.pool, false); err != nil || len(did) != 1 || did[0].Failed != 100 {
 		t.Errorf("again: %+v (%v)", did, err)
 	}
 	s.alive(1000)

@@ -101,7 +101,7 @@ func TestWhatIsARefusal(t *testing.T) {
 			b := newBench(t, nil)
 			id := b.insertCall(newClosing(t, status(c.code, c.headers...)).call())
 			b.await(`SELECT outcome = $2 FROM call_attempts WHERE call_id = $1 AND attempt = 1`, id, c.outcome)
-			b.await(`SELECT coalesce((SELECT until - at BETWEEN 0.8 * $1::interval AND $1::interval FROM callq.call_pauses), false) = ($2 <> '')`, or(c.shut, "0"), c.shut)
+			b.await(`SELECT coalesce((SELECT until - at BETWEEN 0.2 * $1::interval AND $1::interval FROM callq.call_pauses), false) = ($2 <> '')`, or(c.shut, "0"), c.shut)
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/policy"
 )
 
 func routesCommand(a *app) *cobra.Command {
@@ -110,11 +111,11 @@ func routesApplyCommand(a *app) *cobra.Command {
 		if !waiting {
 			return usagef("say --waiting: it is about the calls that wait. Rules come into force by SIGHUP, or callq config apply")
 		}
-		would, err := admin.RouteWaiting(ctx, db.DB, true)
+		would, err := policy.RouteWaiting(ctx, db.DB, true)
 		if err != nil {
 			return err
 		}
-		show := table[admin.RoutedBy]{"RULE,CHANGED,DISCARDED,FAILED", func(r admin.RoutedBy) []any {
+		show := table[policy.RoutedBy]{"RULE,CHANGED,DISCARDED,FAILED", func(r policy.RoutedBy) []any {
 			return []any{short(r.Rule), r.Moved, r.Discarded, r.Failed}
 		}}
 		if dryRun || len(would) == 0 {
@@ -127,7 +128,7 @@ func routesApplyCommand(a *app) *cobra.Command {
 		if err := a.confirm(ctx, fmt.Sprintf("Calls that wait would be changed or discarded %d times, by %d rules;", calls, len(would))); err != nil {
 			return err
 		}
-		did, err := admin.RouteWaiting(ctx, db.DB, false)
+		did, err := policy.RouteWaiting(ctx, db.DB, false)
 		return show.show(a, did, err)
 	})
 	cmd.Flags().BoolVar(&waiting, "waiting", false, "the calls that wait")
