@@ -18,7 +18,7 @@ func (s *system) shut(key string, call int64, after time.Duration) {
 	s.t.Helper()
 	err := ledger.ShutLimit(context.Background(), s.pool, ledger.Shut{
 		Limit: "api", Key: key, CallID: call, Attempt: one[int32](s, `SELECT attempt FROM callq.call_open WHERE call_id = $1`, call),
-		After: after, First: time.Second, Most: time.Hour, Reason: "429", By: "w",
+		After: after, First: time.Second, Most: time.Hour, Evenly: true, Reason: "429", By: "w",
 	})
 	if err != nil {
 		s.t.Fatal(err)

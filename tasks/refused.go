@@ -23,7 +23,7 @@ func (a *attempt) verdict(s httptask.Sending) error {
 		return s.Err
 	}
 	r := s.Answer.Refusal(httptask.Forms{})
-	sheds := a.w.sheds.note(s.Host, r != nil && r.Unsure, time.Now())
+	sheds, together := a.w.sheds.note(s.Host, r != nil && r.Unsure, time.Now())
 	if s.Answer.Status < 400 {
 		return s.Err
 	}
@@ -42,13 +42,14 @@ func (a *attempt) verdict(s httptask.Sending) error {
 	if len(limits) > 0 {
 		r, limits = about(s.Answer, limits)
 	}
+	evenly := true
 	switch {
 	case r == nil || r.Unsure && !sheds:
 		return s.Answer.Verdict(nil)
 	case r.Unsure:
-		r = &httptask.Refusal{}
+		r, evenly = &httptask.Refusal{}, together
 	}
-	return a.refuse(ctx, r, s.Answer.Verdict(r), queue, limits)
+	return a.refuse(ctx, r, s.Answer.Verdict(r), queue, limits, evenly)
 }
 
 // told returns how an attempt ends whose handler returned that the API refused it.
@@ -64,11 +65,11 @@ func (a *attempt) told(err *outcome.RefusedError) error {
 	limits = slices.DeleteFunc(limits, func(l refusable) bool {
 		return len(l.Hosts) > 0 && (a.host == "" || !httptask.Among(a.host, l.Hosts)) || windows && l.Window == 0
 	})
-	return a.refuse(ctx, &httptask.Refusal{After: err.After}, err, queue, limits)
+	return a.refuse(ctx, &httptask.Refusal{After: err.After}, err, queue, limits, true)
 }
 
-// refuse closes limits for a refusal, and returns how the attempt ends.
-func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, queue refusing, limits []refusable) error {
+// refuse closes limits for a refusal, and returns how the attempt ends. evenly: it may show that calls come together too fast.
+func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, queue refusing, limits []refusable, evenly bool) error {
 	after, retries := r.After, queue.OnRefused == "retry"
 	closes, probe := false, false
 	for _, l := range limits {
@@ -77,7 +78,7 @@ func (a *attempt) refuse(ctx context.Context, r *httptask.Refusal, err error, qu
 		}
 		shut := ledger.Shut{
 			Limit: l.Name, Key: l.Key, CallID: a.callID, Attempt: a.number, After: after, First: min(cmp.Or(l.Window, time.Second), time.Second),
-			Most: l.RetryAfter, By: a.w.id, Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(errors.Unwrap(err).Error())),
+			Most: l.RetryAfter, Evenly: evenly, By: a.w.id, Reason: fmt.Sprintf("the API answered call %d: %s", a.callID, clean(errors.Unwrap(err).Error())),
 		}
 		if shutErr := ledger.ShutLimit(ctx, a.w.db, shut); shutErr != nil && !errors.Is(shutErr, ledger.ErrUnknown) {
 			a.w.log.WarnContext(ctx, "limit not closed for an answer", "limit", l.Name, "err", shutErr)

@@ -1,6 +1,7 @@
 package tasks
 
 import (
+	"math/bits"
 	"sync"
 	"time"
 )
@@ -14,7 +15,7 @@ type sheds struct {
 
 // lastAnswers are a host's last: a bit each, the newest the lowest, 1 for a bare 503.
 type lastAnswers struct {
-	bare  uint16
+	bare  uint64
 	taken time.Time // when it last answered anything else
 }
 
@@ -22,10 +23,14 @@ const (
 	shedAmong = 10 // answers that are counted
 	shedMost  = 5  // of which so many are bare 503s
 	shedFor   = 10 * time.Second
+
+	tooFastAmong = 40 // the same, for requests that come together: a limiter turns nearly all of those away, a failing host some
+	tooFastMost  = 30
 )
 
-// note notes an answer of a host, and reports whether a bare 503 means that requests come too fast.
-func (s *sheds) note(host string, bare bool, now time.Time) bool {
+// note notes an answer of a host, and reports whether a bare 503 means that requests come too fast, and whether those that come
+// together do (ledger.Shut.Evenly).
+func (s *sheds) note(host string, bare bool, now time.Time) (sheds, together bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := s.of[host]
@@ -39,12 +44,9 @@ func (s *sheds) note(host string, bare bool, now time.Time) bool {
 	last.bare <<= 1
 	if !bare {
 		last.taken = now
-		return false
+		return false, false
 	}
 	last.bare |= 1
-	n := 0
-	for bits := last.bare & (1<<shedAmong - 1); bits > 0; bits &= bits - 1 {
-		n++
-	}
-	return n >= shedMost && now.Sub(last.taken) < shedFor
+	among := func(n int) int { return bits.OnesCount64(last.bare & (1<<n - 1)) }
+	return among(shedAmong) >= shedMost && now.Sub(last.taken) < shedFor, among(tooFastAmong) >= tooFastMost
 }

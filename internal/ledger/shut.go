@@ -17,6 +17,7 @@ type Shut struct {
 	After      time.Duration // for how long, by the API; 0: it does not tell, and the limit closes for a spell
 	First      time.Duration // the first spell; each is twice as long while refusals go on
 	Most       time.Duration // of either
+	Evenly     bool          // if others of its burst were refused, those that follow go evenly
 	Reason     string
 	By         string
 }
@@ -27,7 +28,7 @@ type Shut struct {
 func ShutLimit(ctx context.Context, pool schema.DB, s Shut) error {
 	shut, err := underLock(ctx, pool, "limit", s.Limit, shutSQL, pgx.StrictNamedArgs{
 		"name": s.Limit, "key": s.Key, "call_id": s.CallID, "attempt": s.Attempt, "after": min(s.After, s.Most),
-		"first": s.First, "most": s.Most, "even": limit.EvenFor, "reason": s.Reason, "by": s.By,
+		"first": s.First, "most": s.Most, "even": limit.EvenFor, "evenly": s.Evenly, "reason": s.Reason, "by": s.By,
 	})
 	if err == nil && shut {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -72,7 +73,7 @@ WITH was AS (
         WHERE l.change LIKE 'closed%' AND l.at > clock_timestamp() - interval '1 minute')
 ), evened AS (
     UPDATE callq.call_limits SET even_until = clock_timestamp() + @even::interval
-    WHERE name = @name AND EXISTS (SELECT FROM was WHERE NOT since AND spell IS NOT NULL)
+    WHERE name = @name AND @evenly AND EXISTS (SELECT FROM was WHERE NOT since AND spell IS NOT NULL)
       AND (even_until < clock_timestamp() + @even::interval / 2) IS NOT FALSE
 )
 SELECT FROM shut`

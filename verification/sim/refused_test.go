@@ -110,7 +110,7 @@ func (a *attempt) shut(l refusable) bool {
 	}
 	err := ledger.ShutLimit(w.ctx, w.lane.workers, ledger.Shut{
 		Limit: l.Name, Key: l.Key, CallID: a.CallID, Attempt: a.Attempt, After: a.after, First: first, Most: l.RetryAfter,
-		By: a.k.id, Reason: "the API wants no more",
+		Evenly: true, By: a.k.id, Reason: "the API wants no more",
 	})
 	if !errors.Is(err, ledger.ErrUnknown) { // no queue is under it any more
 		w.must(err)
