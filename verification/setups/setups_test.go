@@ -96,3 +96,17 @@ func TestChoose(t *testing.T) {
 		t.Error("a set-up that there is not is no mistake")
 	}
 }
+
+// What else doctor finds is a problem of the set-up.
+func TestOnlyLate(t *testing.T) {
+	t.Parallel()
+	const late = "problem  late requests: of the last 329 attempts of queue default, 29 were not sent\n"
+	for said, want := range map[string]bool{
+		"ok       schema\n" + late: true, late + "problem  settings: fsync is off\n": false, "ok       schema\n": false,
+		"problem  limits: late requests: no\n": false,
+	} {
+		if got := onlyLate(said); got != want {
+			t.Errorf("%q: %t, want %t", said, got, want)
+		}
+	}
+}
