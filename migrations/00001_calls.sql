@@ -108,7 +108,7 @@ $$;
 -- acknowledged all of the request; overtaken_at when it, or one that was written to the same host after that, was answered.
 -- NULL: unknown. rooms and gaps, parallel to limits, are of the attempts of a run, which is a message of which one worker has all: of
 -- a limit that it keeps to itself, how many units it may use at once, and how long after its arrival each may be used again. A
--- run's worker sets token on all rows of the message before it starts any.
+-- run's worker sets token on all rows of the message before it starts any. shares is of which share of a limit it is: {"llm": "chat"}.
 CREATE TABLE callq.call_open (
     call_id     bigint      PRIMARY KEY,
     attempt     integer     NOT NULL,
@@ -130,6 +130,7 @@ CREATE TABLE callq.call_open (
     costs       bigint[]    NOT NULL,
     rooms       bigint[],
     gaps        interval[],
+    shares      jsonb,
     token       bigint,
     started_at  timestamptz,
     deadline    timestamptz,
@@ -175,7 +176,7 @@ END $$;
 -- answer: by sent_by TCP had brought the request to the host, or never will. Until something proves that it has arrived,
 -- arrived_by is in the year 2200, which is limit.Unknown. proof is what arrived_by rests on: NULL, its own end; else limit.Proof, or
 -- 'assumed'. run is the batch of an attempt that was one of a run; its started_at is when its turn had come, unless it was lost;
--- NULL: it was not sent.
+-- NULL: it was not sent. shares is as in callq.call_open.
 CREATE TABLE public.call_attempts (
     call_id     bigint      NOT NULL,
     attempt     integer     NOT NULL,
@@ -200,6 +201,7 @@ CREATE TABLE public.call_attempts (
     sent_by     timestamptz,
     proof       text,
     run         bigint,
+    shares      jsonb,
     PRIMARY KEY (call_id, attempt)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 

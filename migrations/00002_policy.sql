@@ -24,6 +24,7 @@ CREATE TABLE callq.call_limits (
     retry_after    interval    NOT NULL DEFAULT '1 hour', -- for how long at most; 0: never
     headers        jsonb       NOT NULL DEFAULT '{}', -- which say so beside docs/apis.md's (wait), and which of those do not (off)
     trust          text        NOT NULL DEFAULT 'lower', -- what remains at the API lowers what is given out; or 'ignore'
+    shares         jsonb       NOT NULL DEFAULT '{}', -- parts of its units, in percent, by name (limit.Shares); {}: whoever comes
     queues         text[]      NOT NULL,
     applied_at     timestamptz NOT NULL,
     applied_by     text        NOT NULL,

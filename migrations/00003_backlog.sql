@@ -10,7 +10,7 @@ CREATE TABLE callq.call_inbox (
     at       timestamptz NOT NULL,
     task     text,
     key      text        NOT NULL,
-    priority smallint,   -- the row's, within 0..9
+    priority smallint,   -- the row's, within 0..9, or that of a retry (callq.call_flows)
     calls    integer     NOT NULL DEFAULT 0,
     ids      bigint[],
     keys     text[],     -- of each of ids; NULL: they are all of key
@@ -27,8 +27,9 @@ ALTER TABLE callq.call_inbox ALTER COLUMN ids SET STORAGE EXTERNAL;
 CREATE INDEX call_inbox_due_idx ON callq.call_inbox (queue, at);
 
 -- A flow for each queue, key, priority and task in which calls wait: from which place in which of its segments on. A key that no
--- limit has room for is parked until wake_at, with its flows from a priority on. This table and the next are written under the
--- lock of the queue's row.
+-- limit has room for is parked until wake_at, with its flows from a priority on. Where a limit of the queue has a share for retries,
+-- calls in error have flows of their own: their priority is 10 more. This table and the next are written under the lock of the
+-- queue's row.
 CREATE TABLE callq.call_flows (
     queue    text     NOT NULL,
     key      text     NOT NULL,
@@ -348,7 +349,9 @@ BEGIN
         OR (OLD.queue, OLD.task, OLD.key, OLD.priority, OLD.run_at) IS DISTINCT FROM (NEW.queue, NEW.task, NEW.key, NEW.priority, NEW.run_at)) THEN
         INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids, again)
         VALUES (coalesce(NEW.queue, 'default'), coalesce(NEW.run_at, NEW.created_at), coalesce(NEW.task, 'http'),
-            coalesce(NEW.key, ''), callq.priority(NEW.priority), 1, ARRAY[NEW.id], true);
+            coalesce(NEW.key, ''), callq.priority(NEW.priority) + CASE WHEN NEW.status = 'error' AND EXISTS (
+                SELECT FROM callq.call_limits l WHERE l.shares ? 'retries' AND coalesce(NEW.queue, 'default') = ANY (l.queues)) THEN 10 ELSE 0 END,
+            1, ARRAY[NEW.id], true);
         IF coalesce(NEW.run_at, NEW.created_at) <= clock_timestamp() THEN
             PERFORM callq.wake();
         END IF;

@@ -108,7 +108,7 @@ func rules(cfg *config.Config) policy.Policy {
 			r.Limits = append(r.Limits, policy.Limit{
 				Name: name + w.Suffix, Rate: w.Rate, PerKey: l.Per == "key", Overrides: w.Overrides, CountCost: l.Count == "cost",
 				Anchor: l.Anchor, Slack: slack, Proof: proof, ArriveWithin: l.ArriveWithin, SendWithin: l.SendWithin,
-				Hosts: l.Hosts, RetryAfter: &l.RetryAfter, Headers: policy.Headers(l.Headers), Trust: l.Trust,
+				Hosts: l.Hosts, RetryAfter: &l.RetryAfter, Headers: policy.Headers(l.Headers), Trust: l.Trust, Shares: l.Parts,
 			})
 		}
 	}

@@ -12,6 +12,7 @@ package backlog
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -21,12 +22,20 @@ import (
 // Flow is the calls of a queue that share key, priority and task.
 type Flow struct {
 	Key      string `db:"key"`
-	Priority int16  `db:"priority"`
+	Priority int16  `db:"priority"` // 10 more: of retries, see Retries
 	Task     string `db:"task"`
 	Calls    int64  `db:"calls"`    // not consumed; some may have ended
 	Head     int64  `db:"head"`     // its first segment
 	Consumed int32  `db:"consumed"` // calls of the first segment
 }
+
+// Retries reports whether the flow has only calls in error, which a queue has where they have a share of a limit.
+func (f Flow) Retries() bool { return f.Priority >= retriesFrom }
+
+// Rank is the priority of the flow's calls.
+func (f Flow) Rank() int { return int(f.Priority % retriesFrom) }
+
+const retriesFrom = 10
 
 // DB sends statements, in a transaction where they are to lock.
 type DB interface {
@@ -91,9 +100,9 @@ type Call struct {
 }
 
 // First returns the first calls of each flow, at most as many as are wanted of it, and locks those that wait. If none does, ended
-// ones behind them are returned too.
-func First(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask) ([]Call, error) {
-	calls, err := entries(ctx, tx, firstSQL, queue, now, asks)
+// ones behind them are returned too. apart: calls in error have flows of their own.
+func First(ctx context.Context, tx DB, queue string, apart bool, now time.Time, asks []Ask) ([]Call, error) {
+	calls, err := entries(ctx, tx, firstSQL, queue, now, asks, pgx.StrictNamedArgs{"apart": apart})
 	if err != nil {
 		return nil, fmt.Errorf("lock the first calls: %w", err)
 	}
@@ -104,7 +113,7 @@ func First(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask) 
 			seen[c.ID], found[c.Ask] = true, true
 		}
 	}
-	ended, err := skip(ctx, tx, queue, now, asks, calls, found)
+	ended, err := skip(ctx, tx, queue, apart, now, asks, calls, found)
 	return append(calls, ended...), err
 }
 
@@ -113,7 +122,7 @@ func First(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask) 
 const skipMost = 4096
 
 // skip returns the ended calls behind the first ones, up to the first that waits, of flows of which none was found to wait.
-func skip(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask, first []Call, found []bool) ([]Call, error) {
+func skip(ctx context.Context, tx DB, queue string, apart bool, now time.Time, asks []Ask, first []Call, found []bool) ([]Call, error) {
 	behind := map[int64]Call{}
 	for _, c := range first {
 		if !found[c.Ask] {
@@ -130,7 +139,7 @@ func skip(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask, f
 			asks[i].Head, asks[i].Consumed, asks[i].Want = last.Seq, last.Place, skipMost/int64(len(behind))
 		}
 	}
-	ended, err := entries(ctx, tx, skipSQL, queue, now, asks)
+	ended, err := entries(ctx, tx, skipSQL, queue, now, asks, pgx.StrictNamedArgs{"apart": apart})
 	if err != nil {
 		return nil, fmt.Errorf("skip ended calls: %w", err)
 	}
@@ -139,7 +148,7 @@ func skip(ctx context.Context, tx DB, queue string, now time.Time, asks []Ask, f
 
 const skipSQL = `
 WITH entries AS MATERIALIZED (
-    SELECT flow.n - 1 AS ask, e.seq, e.place::int AS place, e.id
+    SELECT flow.n - 1 AS ask, e.seq, e.place::int AS place, e.id, flow.priority
     FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @wants::bigint[])
         WITH ORDINALITY AS flow (key, priority, task, head, consumed, want, n)
     CROSS JOIN LATERAL (
@@ -151,15 +160,20 @@ FROM (
     SELECT e.ask, e.seq, e.place, e.id, bool_or(q.id IS NOT NULL) OVER (PARTITION BY e.ask ORDER BY e.seq, e.place) AS waits
     FROM entries e
     LEFT JOIN LATERAL (
-        SELECT id FROM callq.call_effective WHERE id = e.id AND status IN ('new', 'error') AND run_at <= @now OFFSET 0
+        SELECT id FROM callq.call_effective c
+        WHERE id = e.id AND status IN ('new', 'error') AND run_at <= @now AND ` + placedSQL + ` OFFSET 0
     ) q ON true
 ) e
 WHERE NOT waits
 ORDER BY ask, seq, place`
 
+// placedSQL says whether a call c waits with the priority of the flow where it was found.
+const placedSQL = `callq.priority(c.priority) + CASE WHEN @apart AND c.status = 'error' THEN 10 ELSE 0 END = e.priority`
+
 // entries runs a statement that reads the calls of asks.
-func entries(ctx context.Context, tx DB, sql, queue string, now time.Time, asks []Ask) ([]Call, error) {
+func entries(ctx context.Context, tx DB, sql, queue string, now time.Time, asks []Ask, more pgx.StrictNamedArgs) ([]Call, error) {
 	args := flowArgs(queue, column(asks, func(a Ask) Flow { return a.Flow }))
+	maps.Copy(args, more)
 	args["now"], args["wants"] = now, column(asks, func(a Ask) int64 { return a.Want })
 	rows, _ := tx.Query(ctx, sql, args)
 	return pgx.CollectRows(rows, pgx.RowToStructByNameLax[Call])
@@ -189,22 +203,25 @@ LEFT JOIN LATERAL (
     WHERE c.id = e.id
       AND c.status IN ('new', 'error')
       AND c.run_at <= @now
-      AND c.queue = @queue AND c.key = e.key AND callq.priority(c.priority) = e.priority AND c.task = e.task
+      AND c.queue = @queue AND c.key = e.key AND c.task = e.task
+      AND ` + placedSQL + `
     FOR UPDATE SKIP LOCKED
 ) q ON true
 ORDER BY e.ask, e.seq, e.place`
 
-// Requeue puts calls back into the inbox that still wait, but cannot be claimed now. They are found again after a while.
-func Requeue(b *pgx.Batch, ids []int64, after time.Duration) {
+// Requeue puts calls back into the inbox that still wait, but cannot be claimed now. They are found again after a while. apart is as in
+// First.
+func Requeue(b *pgx.Batch, apart bool, ids []int64, after time.Duration) {
 	if len(ids) > 0 {
-		b.Queue(requeueSQL, ids, after)
+		b.Queue(requeueSQL, ids, after, apart)
 	}
 }
 
 // The clock may have been set back since a call was due.
 const requeueSQL = `
 INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
-SELECT queue, greatest(run_at, clock_timestamp() + $2::interval), task, key, callq.priority(priority), 1, ARRAY[id]
+SELECT queue, greatest(run_at, clock_timestamp() + $2::interval), task, key, callq.priority(priority) + CASE WHEN $3 AND status = 'error' THEN 10 ELSE 0 END, 1,
+    ARRAY[id]
 FROM callq.call_effective
 WHERE id = ANY($1::bigint[]) AND status IN ('new', 'error')`
 

@@ -98,7 +98,7 @@ func (q *queue) claim(most int64) (claimed []int64) {
 		for i, l := range walked {
 			asks[i] = backlog.Ask{Flow: l, Want: min(most, l.Calls)}
 		}
-		calls, err := backlog.First(ctx, tx, q.name, time.Now().Add(time.Hour), asks)
+		calls, err := backlog.First(ctx, tx, q.name, false, time.Now().Add(time.Hour), asks)
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (q *queue) claim(most int64) (claimed []int64) {
 		}
 		writes.Queue(`UPDATE call_queue SET status = 'dispatched', attempts = attempts + 1 WHERE id = ANY($1)`, ids)
 		backlog.Consume(&writes, q.name, walked, false)
-		backlog.Requeue(&writes, again, 50*time.Millisecond)
+		backlog.Requeue(&writes, false, again, 50*time.Millisecond)
 		claimed = ids
 		return tx.SendBatch(ctx, &writes).Close()
 	})

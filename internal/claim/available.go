@@ -25,19 +25,20 @@ type headroom struct {
 	beyond          map[usage.Of]int64     // what runs may use besides the room
 	doors           []door                 // to be probed
 	resets          map[usage.Of]time.Time // until when less remains at the API
+	shares          map[usage.Of]*part     // of limits that have some
 	nextLook        map[usage.Of]time.Time // the earliest moment at which a unit can come free
 }
 
 // headroom has a batch count the occupied units of the queue's limits, of those per key for these keys. It needs the limits' locks.
 func (c *Claimer) headroom(b *pgx.Batch, s *underLocks, keys []string) *headroom {
-	h := &headroom{limits: s.queue.Limits, now: s.now, nextLook: map[usage.Of]time.Time{}, beyond: map[usage.Of]int64{}, ahead: aheadOf(s.queue.Limits)}
+	h := &headroom{limits: s.queue.Limits, now: s.now, nextLook: map[usage.Of]time.Time{}, beyond: map[usage.Of]int64{}, shares: map[usage.Of]*part{}, ahead: aheadOf(s.queue.Limits)}
 	if s.closes != nil {
 		h.ahead = min(h.ahead, s.closes.Sub(s.now)) // then nothing starts any more
 	}
 	for i, l := range h.limits {
 		h.Admission = append(h.Admission, limit.Quota{
 			PerKey: l.PerKey, CountCost: l.CountCost, Most: l.MaxCost(), MostOf: l.Overrides,
-			Room: map[string]int64{}, Soon: map[string][]limit.Charge{}, Beyond: map[string]int64{}, Paces: map[string]limit.Pace{},
+			Room: map[string]int64{}, Left: map[string]int64{}, Soon: map[string][]limit.Charge{}, Beyond: map[string]int64{}, Paces: map[string]limit.Pace{},
 		})
 		of := []string{""}
 		if l.PerKey {

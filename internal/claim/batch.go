@@ -42,12 +42,14 @@ func (c *Claimer) assemble(ctx context.Context, conn *schema.Conn, list *candida
 	want := min(claimSize, list.pools.Capacity()+list.head.inRuns(list.pools))
 	open := b.withRoom(list, list.keys)
 	if b.stuck != nil {
+		c.shares.note(list, list.queue.Name, 0)
 		return b, nil
 	}
 	if err := list.lockFirst(ctx, conn, open, want); err != nil {
 		return nil, err
 	}
 	list.choose(b, open, want, c.Random)
+	c.shares.note(list, list.queue.Name, len(b.chosen))
 	c.runs.note(list.head, c.Now(), list.queue.Batch-c.claims)
 	list.head.EndRuns()
 	if isolate {
@@ -133,6 +135,7 @@ func (b *batch) pack(c *candidates) (list packed) {
 				list.ids, list.messageNos, list.pools = append(list.ids, call.ID), append(list.messageNos, n), append(list.pools, to.pool.Name)
 				list.ats = append(list.ats, slices.MaxFunc([]time.Time{c.now, call.at}, time.Time.Compare))
 				list.rooms, list.gaps = append(list.rooms, rooms), append(list.gaps, gaps)
+				list.shares = append(list.shares, c.shareNames(call.Priority))
 			}
 			n++
 		}
@@ -147,6 +150,7 @@ type packed struct {
 	pools       []string
 	ats         []time.Time
 	rooms, gaps []*string // of those in runs
+	shares      []*string // of those whose limits have some
 }
 
 // open writes the attempts. Each is charged to all limits of its queue.
@@ -167,7 +171,7 @@ func (b *batch) open(c *candidates) {
 		}
 	}
 	b.writes.Queue(openAttemptsSQL, pgx.StrictNamedArgs{
-		"ids": list.ids, "message_nos": list.messageNos, "pools": list.pools, "ats": list.ats, "rooms": list.rooms, "gaps": list.gaps,
+		"ids": list.ids, "message_nos": list.messageNos, "pools": list.pools, "ats": list.ats, "rooms": list.rooms, "gaps": list.gaps, "shares": list.shares,
 		"run_late": limit.RunLate, "now": c.now, "queue": c.queue.Name, "batch": c.queue.Batch,
 		"epoch": c.epoch, "limits": names, "per_key": perKey, "count_cost": countCost,
 		"send_within": sendWithin, "own_within": ownWithin, "start_within": ledger.StartWithin, "closes": c.closes,
@@ -217,15 +221,15 @@ const openAttemptsSQL = `
 WITH called AS (
     UPDATE public.call_queue q
     SET status = 'dispatched', attempts = coalesce(o.attempt, q.attempts + 1), dispatched_at = coalesce(o.claimed_at, p.at)
-    FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[], @ats::timestamptz[], @rooms::text[], @gaps::text[])
-        AS p (id, message_no, pool, at, rooms, gaps)
+    FROM unnest(@ids::bigint[], @message_nos::int[], @pools::text[], @ats::timestamptz[], @rooms::text[], @gaps::text[], @shares::text[])
+        AS p (id, message_no, pool, at, rooms, gaps, shares)
     LEFT JOIN callq.call_open o ON o.call_id BETWEEN p.id AND p.id
     WHERE q.id BETWEEN p.id AND p.id AND q.status IN ('new', 'error')
     RETURNING q.id, q.attempts, coalesce(q.task, 'http') AS task, coalesce(q.key, '') AS key,
-        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, p.at, p.rooms, p.gaps, o.call_id IS NOT NULL AS is_open
+        coalesce(q.cost, 1) AS cost, p.message_no, p.pool, p.at, p.rooms, p.gaps, p.shares, o.call_id IS NOT NULL AS is_open
 )
 INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, send_within,
-    epoch, pool, queue, task, key, limits, keys, costs, rooms, gaps)
+    epoch, pool, queue, task, key, limits, keys, costs, rooms, gaps, shares)
 SELECT id, attempts, message_no, @batch, cost, at, @now, least(@now::timestamptz + @start_within::interval, @closes::timestamptz),
     CASE task WHEN 'http' THEN @send_within::interval ELSE @own_within::interval END
         + CASE WHEN rooms IS NULL THEN interval '0' ELSE @run_late::interval END,
@@ -236,7 +240,7 @@ SELECT id, attempts, message_no, @batch, cost, at, @now, least(@now::timestamptz
     CASE WHEN true = ANY(@count_cost::bool[])
         THEN ARRAY(SELECT CASE WHEN l.count_cost THEN cost ELSE 1 END FROM unnest(@count_cost::bool[]) AS l (count_cost))
         ELSE (SELECT array_fill(1::bigint, ARRAY[cardinality(@limits::text[])])) END,
-    rooms::bigint[], gaps::interval[]
+    rooms::bigint[], gaps::interval[], shares::jsonb
 FROM called
 WHERE NOT is_open
 RETURNING call_id, attempt, message_no, claimed_at`

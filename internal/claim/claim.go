@@ -48,6 +48,7 @@ type Claimer struct {
 	seen     int64                // the number of the last claim, of whichever dispatcher
 	hurried  bool                 // see Hurried
 	reserved reservations
+	shares   *shares
 	turnover pools.Turnover
 	runs     runs
 	claims   int64 // of this one
@@ -63,6 +64,7 @@ func New(cfg Config) *Claimer {
 		reserved: reservations{}, runs: runs{}, scan: scanWindow{drained: map[string]time.Time{}},
 	}
 	c.clock = &clockWatch{cfg: &c.Config}
+	c.shares = newShares(&c.Config)
 	c.needs = newNeeds(&c.Config, c.metrics)
 	return c
 }

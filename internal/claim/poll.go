@@ -29,12 +29,17 @@ func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
 			c.standBy = c.Now().Add(standFor)
 			return standFor, nil
 		}
+		c.shares.poll(queues)
 		pollIn, more := pollLater, false
 		c.hurried = false
 		for _, queue := range c.inTurn(queues) {
 			o, claimErr := c.turn(ctx, queue, wait)
 			err = errors.Join(err, claimErr)
 			pollIn, more, c.hurried = min(pollIn, o.pollIn), more || o.more, c.hurried || o.hurried || o.more
+		}
+		if c.shares.someFreed() {
+			c.Freed()
+			pollIn, more = min(pollIn, MinGap), true
 		}
 		switch {
 		case err != nil:
@@ -75,6 +80,7 @@ func (c *Claimer) turn(ctx context.Context, queue dueQueue, wait bool) (o outcom
 	for claims := 1; ; claims++ {
 		needs, lacks, err := c.needs.peek(ctx, queue, c.Flows, c.Now())
 		if err == nil && lacks > 0 {
+			c.shares.note(nil, queue.Name, 0)
 			o = outcomeOf(short, state{wait: lacks})
 		} else if err == nil {
 			o, err = c.claim(ctx, order{queue: queue.Name, needs: needs, wait: wait})

@@ -54,7 +54,7 @@ func (t reservations) after(queue string, h *headroom, b *batch, now time.Time) 
 	for _, l := range h.limits {
 		has := t[l.Name].queue == queue
 		switch brief := l.Window == 0 && wait <= reserveFor || l.Window > 0 && wait <= 2*l.Rate().Span() && known; {
-		case !lacks[l.Name] && !has:
+		case !lacks[l.Name] && !has, len(l.Shares) > 0: // their turns see to it
 		case brief:
 			t[l.Name] = reservation{queue, now.Add(reserveFor)}
 		case has:

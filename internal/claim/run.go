@@ -27,8 +27,8 @@ type lastRun struct {
 const remembered = time.Minute
 
 // size is how many units the next run may have.
-func (r runs) size(of usage.Of, p limit.Pace, now time.Time, others int64) int64 {
-	most := max(int64(limit.RunFor/p.Gap), 1) * p.Room
+func (r runs) size(of usage.Of, p limit.Pace, runFor time.Duration, now time.Time, others int64) int64 {
+	most := max(int64(runFor/p.Gap), 1) * p.Room
 	last, known := r[of]
 	took := now.Sub(last.at)
 	switch {
@@ -37,7 +37,7 @@ func (r runs) size(of usage.Of, p limit.Pace, now time.Time, others int64) int64
 	case last.others != others: // perhaps of this limit
 		return max(last.units, p.Room)
 	}
-	return max(min(2*last.units, int64(float64(last.units)*float64(limit.RunFor)/float64(max(took, 1))), most), p.Room)
+	return max(min(2*last.units, int64(float64(last.units)*float64(runFor)/float64(max(took, 1))), most), p.Room)
 }
 
 // note notes what a claim gave out of the limits that may have runs.
@@ -63,8 +63,11 @@ func (h *headroom) mayRun(r runs, now time.Time, others int64) {
 		if _, lowered := h.resets[c.Of]; gap == 0 || q.Beyond[c.Key] > 0 || lowered || c.Use.Missing != nil {
 			continue
 		}
-		p := limit.Pace{Room: room, Gap: gap}
-		h.beyond[c.Of] = max(0, r.size(c.Of, p, now, others)-room)
+		p, runFor := limit.Pace{Room: room, Gap: gap}, limit.RunFor
+		if len(h.limits[h.places[i]].Shares) > 0 {
+			runFor = limit.SharedRunFor
+		}
+		h.beyond[c.Of] = max(0, r.size(c.Of, p, runFor, now, others)-room)
 		q.Paces[c.Key], q.Beyond[c.Key] = p, h.beyond[c.Of]
 	}
 }

@@ -29,7 +29,7 @@ func TestRunSize(t *testing.T) {
 		{"very slow", lastRun{now.Add(-50 * time.Second), 4, 7}, 2},
 		{"others have claimed since", lastRun{now.Add(-50 * time.Second), 100, 5}, 100},
 	} {
-		if got := (runs{of: c.last}).size(of, p, now, 7); got != c.want {
+		if got := (runs{of: c.last}).size(of, p, limit.RunFor, now, 7); got != c.want {
 			t.Errorf("%s: %d units, want %d", c.name, got, c.want)
 		}
 	}

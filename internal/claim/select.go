@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 	"github.com/callq/callq/internal/pools"
 	"github.com/callq/callq/internal/schema"
@@ -24,10 +25,11 @@ type candidates struct {
 	of      map[string][]*flow
 	empty   []backlog.Flow
 	paused  map[string]time.Duration
-	crowded bool           // there are more flows: those that cannot be claimed from make room for them
-	lastKey string         // of the flows
-	opened  []usage.Of     // whose probes had answers
-	lanes   map[lane]*lane // by shared and key
+	crowded bool              // there are more flows: those that cannot be claimed from make room for them
+	lastKey string            // of the flows
+	opened  []usage.Of        // whose probes had answers
+	lanes   map[lane]*lane    // by shared and key
+	named   map[int16]*string // see shareNames
 }
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
@@ -35,7 +37,7 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 	var reads pgx.Batch
 	var walked []backlog.Flow
 	backlog.Walk(&reads, &walked, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.Flows)
-	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}}
+	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}, named: map[int16]*string{}}
 	perKey := slices.ContainsFunc(seen.queue.Limits, func(l policy.LockedLimit) bool { return l.PerKey })
 	if !perKey {
 		list.head = c.headroom(&reads, seen, nil)
@@ -72,6 +74,7 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 	if err = list.head.counted(ctx, conn); err != nil {
 		return nil, err
 	}
+	c.shares.leave(list, c.blocked)
 	if seen.pools.InRuns() > 0 {
 		list.head.mayRun(c.runs, c.Now(), seen.queue.Batch-c.claims)
 	} else {
@@ -82,6 +85,7 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 		return nil, err
 	}
 	list.opened = list.head.knock(doors, list.keys)
+	c.shares.divide(list)
 	c.needs.bind(list, needs)
 	return list, nil
 }
@@ -99,7 +103,7 @@ func (c *candidates) lockFirst(ctx context.Context, conn *schema.Conn, keys []st
 	if len(asks) == 0 {
 		return nil
 	}
-	calls, err := backlog.First(ctx, conn, c.queue.Name, c.now, asks)
+	calls, err := backlog.First(ctx, conn, c.queue.Name, c.retriesApart(), c.now, asks)
 	if err != nil {
 		return err
 	}
@@ -107,6 +111,11 @@ func (c *candidates) lockFirst(ctx context.Context, conn *schema.Conn, keys []st
 		of[call.Ask].calls = append(of[call.Ask].calls, call)
 	}
 	return nil
+}
+
+// retriesApart reports whether calls in error have flows of their own.
+func (c *candidates) retriesApart() bool {
+	return slices.ContainsFunc(c.queue.Limits, func(l policy.LockedLimit) bool { _, is := l.Shares[limit.Retries]; return is })
 }
 
 // note writes how far the flows were consumed, and where the queue's next claim begins.
@@ -129,8 +138,8 @@ func (c *candidates) note(b *batch) {
 	b.more = b.more || b.stuck == nil && behind
 	backlog.Park(&b.writes, c.queue.Name, c.now, parked)
 	backlog.Consume(&b.writes, c.queue.Name, left, c.crowded)
-	backlog.Requeue(&b.writes, again, requeueAfter)
-	backlog.Requeue(&b.writes, b.aside, asideFor)
+	backlog.Requeue(&b.writes, c.retriesApart(), again, requeueAfter)
+	backlog.Requeue(&b.writes, c.retriesApart(), b.aside, asideFor)
 	served := c.queue.Served
 	switch {
 	case len(b.chosen) > 0:
@@ -192,7 +201,14 @@ type held struct {
 
 // choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's
 // next call can be claimed.
+// Of limits that have shares, each share has its part first; then what is left goes to those that have more calls.
 func (c *candidates) choose(b *batch, keys []string, want int, random func(n int64) int64) {
+	for c.pick(b, keys, want, random); b.stuck == nil && len(b.chosen) < want && c.head.lend(b); {
+		c.pick(b, keys, want, random)
+	}
+}
+
+func (c *candidates) pick(b *batch, keys []string, want int, random func(n int64) int64) {
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
 		for _, key := range waiting {
@@ -219,6 +235,7 @@ func (c *candidates) choose(b *batch, keys []string, want int, random func(n int
 			case !admitted:
 				b.blocked = append(b.blocked, held{key, call.Cost, f.Priority})
 			default:
+				c.tookPart(f)
 				f.passed++
 				call.to, call.at = call.lane.send(c.pools, f.Task, beyond, random), at
 				b.chosen, next = append(b.chosen, call), append(next, key)
@@ -251,7 +268,7 @@ func (c *candidates) nextFlow(b *batch, key string) *flow {
 			}
 			b.refused = append(b.refused, call)
 		}
-		if f.passed < len(f.calls) && c.canTake(key, f.Task) && (best == nil || f.before(best)) {
+		if f.passed < len(f.calls) && c.canTake(key, f.Task) && c.hasPart(f) && (best == nil || f.before(best)) {
 			best = f
 		}
 	}
@@ -276,7 +293,7 @@ func (l *flow) candidate() candidate {
 // before reports whether the first call of l comes before that of other.
 func (l *flow) before(other *flow) bool {
 	a, b := l.first(), other.first()
-	return cmp.Or(cmp.Compare(l.Priority, other.Priority), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
+	return cmp.Or(cmp.Compare(l.Rank(), other.Rank()), a.ReadyAt.Compare(b.ReadyAt), cmp.Compare(a.ID, b.ID)) < 0
 }
 
 // advance moves the flow behind the calls that were passed, and those next to them that do not wait either. It returns the ids of

@@ -85,6 +85,9 @@ func (c *Claimer) transact(ctx context.Context, o order) (list *candidates, b *b
 	if err != nil || ended == none {
 		return list, b, early, err
 	}
+	if !slices.Contains([]event{locked, setBack, outdated, unjudged}, ended) { // of those nothing is known
+		c.shares.note(nil, o.queue, 0)
+	}
 	return nil, nil, outcomeOf(ended, seen.state()), nil
 }
 

@@ -48,6 +48,16 @@ func (s section) refuse(key, item, message, allowed string) {
 	s.fail(at, join(s.path, key), message, allowed)
 }
 
+// check holds sections against one another.
+func (c *Config) check(s section) {
+	c.checkRoutes(s)
+	for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
+		x := c.Limits[name]
+		x.checkShares(section{s.loader, "limits." + name, s.from}, name)
+		c.Limits[name] = x
+	}
+}
+
 // check makes windows of what a limit's keys mean together. Rates and overrides that mean nothing by themselves are reported
 // already, and left out.
 func (x *Limit) check(s section) {
@@ -163,6 +173,30 @@ func (x *Limit) units(text string, of limit.Rate) (int64, error) {
 		err = fmt.Errorf("%q is of another window than the limit's, %s", text, of.Length())
 	}
 	return rate.Units, err
+}
+
+// checkShares works out the parts of a limit's shares. What is no part by itself is reported already.
+func (x *Limit) checkShares(s section, name string) {
+	shares := limit.Shares{}
+	for of, text := range x.Shares {
+		part, err := limit.ParsePart(text)
+		if err != nil {
+			return
+		}
+		shares[of] = part
+	}
+	var queues []string
+	for queue, q := range s.config.Queues {
+		if slices.Contains(q.Limits, name) {
+			queues = append(queues, queue)
+		}
+	}
+	var of string
+	var err error
+	if x.Parts, of, err = shares.Complete(queues); err != nil {
+		allowed := append(slices.Sorted(slices.Values(queues)), `"priority 0-2"`, limit.Retries, limit.Rest)
+		s.refuse("shares", of, err.Error(), strings.Join(allowed, ", "))
+	}
 }
 
 func (q *Queue) check(s section) {

@@ -107,8 +107,10 @@ type Limit struct {
 	RetryAfter   time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
 	Headers      Headers       `key:"headers"`
 	Trust        string        `key:"trust" default:"lower" allowed:"lower|ignore"` // what comes of what the API says remains
+	Shares       Shares        `key:"shares" check:"share"`                          // parts that some calls are guaranteed
 
-	Windows []Window // what Load makes of it, the shortest first
+	Windows []Window     // what Load makes of it, the shortest first
+	Parts   limit.Shares // likewise, of Shares
 }
 
 // Headers are which of an answer's headers say when to come again.
@@ -249,6 +251,7 @@ type (
 	Rates     []string                         // rates that hold at once
 	Overrides map[string]string                // keys that have another rate
 	Needs     map[string]string                // budgets, with how many units
+	Shares    map[string]string                // shares of a limit, with their parts
 	Backoff   struct{ Min, Max time.Duration } // the wait before a retry doubles from Min up to Max, with jitter
 	Bytes     int64                            // a size: 256KiB, 1MiB or 1000
 )

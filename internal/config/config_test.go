@@ -330,3 +330,29 @@ func TestSecretValues(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
+
+// The parts of a limit's shares, with what is left for the rest.
+func TestShares(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, `
+limits:
+  llm: {rate: 100/s, shares: {chat: 30%, retries: 20%, rest: 50%}}
+  all: {rate: 100/s, shares: {chat: 30%, "priority 0-2": 12.5%}}
+  named: {concurrency: 9, shares: {chat: 30%, import: 70%}}
+queues:
+  chat: {limits: [llm, all, named]}
+  import: {limits: [llm, all, named]}
+`, nil, nil)
+	for name, want := range map[string]string{
+		"llm": "chat 30%, rest 50%, retries 20%", "all": "chat 30%, priority 0-2 12.5%, rest 57.5%", "named": "chat 30%, import 70%",
+	} {
+		if got := c.Limits[name].Parts.String(); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	env := map[string]string{"CALLQ_LIMITS_LLM_SHARES": "chat=10%,rest=90%"}
+	c = mustLoad(t, "limits: {llm: {rate: 1/s}}\nqueues: {chat: {limits: [llm]}}", env, nil)
+	if got, want := c.Limits["llm"].Parts.String(), "chat 10%, rest 90%"; got != want {
+		t.Errorf("from the environment: %s, want %s", got, want)
+	}
+}

@@ -71,8 +71,8 @@ func TestEveryKey(t *testing.T) {
 	for _, s := range mustLoad(t, everyKey, nil, nil).origin.settings {
 		path := s.path
 		switch {
-		case regexp.MustCompile(`^limits\.[a-z-]+\.(burst|timezone|tolerance|overrides)$`).MatchString(path):
-			continue // of certain limits only: TestWindows
+		case regexp.MustCompile(`^limits\.[a-z-]+\.(burst|timezone|tolerance|overrides|shares)$`).MatchString(path):
+			continue // of certain limits only: TestWindows, TestShares
 		case regexp.MustCompile(`^budgets\.[a-z0-9-]+\.(timezone|overrides)$|\.needs$`).MatchString(path):
 			continue // of certain budgets only: TestBudgets
 		case path == "limits.per-min.concurrency", strings.HasPrefix(path, "limits.at-once.") && path != "limits.at-once.concurrency":

@@ -65,6 +65,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		Hosts: []string{"api.stripe.com"}, RetryAfter: time.Hour, Headers: Headers{[]string{"x-my-reset"}, []string{"x-ratelimit-reset"}}, Trust: "lower",
 	}
 	want.Windows = []Window{{Rate: limit.Rate{Units: 100, Window: time.Hour}, Overrides: map[string]int64{"acct_1": 500}}}
+	want.Shares, want.Parts = Shares{"retries": "20%", "rest": "80%"}, limit.Shares{limit.Retries: 20, limit.Rest: 80}
 	if diff := cmp.Diff(want, c.Limits["stripe"]); diff != "" {
 		t.Errorf("the limit of the example has not the defaults (-want +got):\n%s", diff)
 	}

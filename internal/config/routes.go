@@ -57,7 +57,7 @@ func (r *Route) check(s section) {
 }
 
 // check refuses routes to queues that are not there, and those that lead back to where one that goes on has taken a call from.
-func (c *Config) check(s section) {
+func (c *Config) checkRoutes(s section) {
 	for i, r := range c.Routes {
 		if slices.ContainsFunc(c.Routes[:i], func(before Route) bool { return reflect.DeepEqual(before, r) }) {
 			s.fail(s.from, fmt.Sprintf("routes[%d]", i), "is the same as one before it", "each rule once")

@@ -156,6 +156,8 @@ func ruleOf(name string) rule {
 		"rate": {checkRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
 			"and mo for " + calendars + "; or a list of them"},
 		"redis":        {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
+		"share": {func(s string) error { return second(limit.ParsePart(s)) }, "parts in percent by a queue's name, \"priority 0-2\", retries or rest, " +
+			"such as {chat: 30%, retries: 20%, rest: 50%}"},
 		"schema":       {checkOwnSchema, "at most 40 of a-z, 0-9 and _"},
 		"secret_host":  {checkSecretHost, "host or host:port, over https (over http to private addresses); http://host for http to any"},
 		"table_schema": {checkTableSchema, "a schema, without quotes"},

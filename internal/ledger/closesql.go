@@ -45,7 +45,7 @@ WITH removed AS (
     RETURNING o.call_id, o.attempt, o.cost, o.claimed_at,
         CASE WHEN o.rooms IS NULL OR c.arrived_by IS NOT NULL THEN o.started_at + coalesce(c.turn, '0') END AS started_at, o.queue, o.task, o.key, o.worker, clock_timestamp() AS now,
         c.outcome, c.error, c.result, c.requests, c.code, c.took_ms, c.settled, c.arrived_by, c.ends, c.charges, c.status, c.failed, c.delay,
-        c.host, c.sent_by, c.proof, CASE WHEN o.rooms IS NOT NULL THEN o.batch END AS run
+        c.host, c.sent_by, c.proof, CASE WHEN o.rooms IS NOT NULL THEN o.batch END AS run, o.shares
 )
 -- The calls go on. One that was cancelled meanwhile stays so, and has the attempt's error and failure. The subquery keeps
 -- the UPDATE from carrying all columns of removed.
@@ -89,11 +89,11 @@ WITH removed AS (
 )
 -- end frees
 INSERT INTO public.call_attempts (call_id, attempt, requests, code, took_ms, cost, settled, claimed_at, started_at, arrived_by, finished_at,
-    outcome, queue, task, key, worker, error, charged, result, host, sent_by, proof, run)
+    outcome, queue, task, key, worker, error, charged, result, host, sent_by, proof, run, shares)
 SELECT e.call_id, e.attempt, e.requests, e.code, e.took_ms, e.cost, e.settled, e.claimed_at, e.started_at,
     CASE WHEN e.ends IS NULL THEN e.arrived_by ELSE greatest(e.arrived_by, e.ends, e.now) END, e.now, e.outcome, e.queue, e.task, e.key,
     e.worker, e.error, coalesce(CASE WHEN e.ends IS NULL THEN e.charges
-        ELSE replace(e.charges, '"until":""', '"until":' || to_json(greatest(e.ends, e.now))) END::jsonb, '[]'), e.result::jsonb, e.host, e.sent_by, e.proof, e.run
+        ELSE replace(e.charges, '"until":""', '"until":' || to_json(greatest(e.ends, e.now))) END::jsonb, '[]'), e.result::jsonb, e.host, e.sent_by, e.proof, e.run, e.shares
 FROM removed e
 RETURNING call_id`
 

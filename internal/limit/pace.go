@@ -11,6 +11,8 @@ import (
 const (
 	// RunFor is for how long a run goes on, about: a call that is more urgent waits for so long.
 	RunFor = 2 * time.Second
+	// SharedRunFor is the same where the limit has shares: a call of another waits for so long.
+	SharedRunFor = RunFor / 8
 	// RunLate is how much later than its worker expects the turn of a run's call may come. Others go back.
 	RunLate = 500 * time.Millisecond
 

@@ -141,6 +141,7 @@ type Quota struct {
 
 	// By key, or by "" where the limit is not per key.
 	Room   map[string]int64    // what may be given out
+	Left   map[string]int64    // besides: what others may give out, after that
 	Soon   map[string][]Charge // of that, what comes free later: see Use.Soon
 	Beyond map[string]int64    // what a run may use besides, each unit once another has come free
 	Paces  map[string]Pace     // how a run keeps to that
@@ -163,10 +164,15 @@ func (q Quota) takes(key string, cost int64) (string, int64) {
 	if !q.PerKey {
 		key = ""
 	}
+	return key, q.Units(cost)
+}
+
+// Units is what a call of this cost takes.
+func (q Quota) Units(cost int64) int64 {
 	if !q.CountCost {
-		cost = 1
+		return 1
 	}
-	return key, cost
+	return cost
 }
 
 // Most is the largest number of calls of a key that could be admitted now.
@@ -205,7 +211,7 @@ func (a Admission) Admit(key string, cost int64) (at time.Time, ok, shared bool)
 			q.Room[of], q.Beyond[of] = q.Room[of]+lacks, q.Beyond[of]-lacks
 		}
 		q.Room[of] -= units
-		at = slices.MaxFunc([]time.Time{at, q.usableAt(of, q.Room[of])}, time.Time.Compare)
+		at = slices.MaxFunc([]time.Time{at, q.usableAt(of, q.Room[of]+q.Left[of])}, time.Time.Compare)
 	}
 	return at, ok, shared
 }
@@ -222,6 +228,12 @@ func (q Quota) Pace(key string) *Pace {
 // Lacks reports whether some units of a call that fits have yet to come free.
 func (a Admission) Lacks(key string, cost int64) bool {
 	return slices.ContainsFunc(a, func(q Quota) bool { of, units := q.takes(key, cost); return q.Room[of] < units })
+}
+
+// EndRun lets none of a key's calls go in a run.
+func (q Quota) EndRun(of string) {
+	delete(q.Beyond, of)
+	delete(q.Paces, of)
 }
 
 // EndRuns lets no more calls go in runs.

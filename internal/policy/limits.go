@@ -24,7 +24,7 @@ type limitRow struct {
 const limitsSQL = `
 SELECT name, jsonb_build_object('units', rate, 'window', (extract(epoch FROM window_size) * 1e9)::bigint) || shape AS rate, config,
     per_key, nullif(overrides, '{}') AS overrides, count_cost, coalesce(anchor, '') AS anchor, slack, proof, arrive_within, send_within,
-    nullif(hosts, '{}') AS hosts, retry_after, headers, trust, queues
+    nullif(hosts, '{}') AS hosts, retry_after, headers, trust, nullif(shares, '{}') AS shares, queues
 FROM callq.call_limits`
 
 func (row limitRow) String() string {
@@ -123,7 +123,7 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 		"name": now.Name, "rate": now.Rate.Units, "window": now.Rate.Window, "shape": now.Rate.Shape,
 		"bucket_width": now.Rate.Bucket(), "per_key": now.PerKey, "overrides": now.Overrides, "count_cost": now.CountCost,
 		"anchor": now.Anchor, "slack": now.Slack, "proof": now.Proof, "arrive_within": now.ArriveWithin, "send_within": now.SendWithin, "hosts": now.Hosts,
-		"retry_after": now.RetryAfter, "headers": now.Headers, "trust": now.Trust, "queues": now.Queues, "config": now.Config, "by": a.by,
+		"retry_after": now.RetryAfter, "headers": now.Headers, "trust": now.Trust, "shares": now.Shares, "queues": now.Queues, "config": now.Config, "by": a.by,
 		"shut": was.reachesShort(now), "bounded": was.bounded(now), "less": was.less(now),
 	})
 	if err != nil {
@@ -138,10 +138,11 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 // applied_at is read once the row is locked: claims under the former version came before it.
 const putLimitSQL = `
 INSERT INTO callq.call_limits AS l (name, version, rate, window_size, shape, bucket_width, per_key, overrides, count_cost, anchor,
-    slack, proof, arrive_within, send_within, hosts, retry_after, headers, trust, queues, config, applied_at, applied_by, epoch)
+    slack, proof, arrive_within, send_within, hosts, retry_after, headers, trust, shares, queues, config, applied_at, applied_by, epoch)
 SELECT @name, coalesce(max(c.version), 0) + 1, @rate, @window::interval, @shape::jsonb, @bucket_width::interval,
     @per_key::boolean, coalesce(nullif(@overrides::jsonb, 'null'), '{}'), @count_cost::boolean, nullif(@anchor, ''),
-    @slack::interval, @proof, @arrive_within::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @headers::jsonb, @trust, @queues::text[],
+    @slack::interval, @proof, @arrive_within::interval, @send_within::interval, coalesce(@hosts::text[], '{}'), @retry_after::interval, @headers::jsonb, @trust,
+    coalesce(nullif(@shares::jsonb, 'null'), '{}'), @queues::text[],
     nullif(@config::jsonb, 'null'), clock_timestamp(), @by, callq.epoch()
 FROM callq.call_limit_versions c WHERE c.limit_name = @name
 ON CONFLICT (name) DO UPDATE
@@ -151,7 +152,7 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
     per_key = excluded.per_key, overrides = excluded.overrides,
     count_cost = excluded.count_cost, anchor = excluded.anchor, slack = excluded.slack, proof = excluded.proof,
     arrive_within = excluded.arrive_within, send_within = excluded.send_within,
-    hosts = excluded.hosts, retry_after = excluded.retry_after, headers = excluded.headers, trust = excluded.trust, queues = excluded.queues, config = excluded.config,
+    hosts = excluded.hosts, retry_after = excluded.retry_after, headers = excluded.headers, trust = excluded.trust, shares = excluded.shares, queues = excluded.queues, config = excluded.config,
     applied_at = clock_timestamp(), applied_by = excluded.applied_by,
     complete_since = CASE WHEN @shut THEN NULL ELSE l.complete_since END,
     known_at = CASE WHEN @bounded THEN l.known_at END, known_less = l.known_less + @less::bigint, even_until = NULL`

@@ -23,6 +23,8 @@ type LockedLimit struct {
 	Overrides  map[string]int64 `db:"overrides"`  // units of keys that have another rate
 	UnderWay   time.Duration    `db:"under_way"`  // the longest from a start to its until
 	EvenUntil  *time.Time       `db:"even_until"` // until then calls go evenly; nil: they need not
+	Shares     limit.Shares     `db:"shares"`     // nil: it has none
+	Queues     []string         `db:"queues"`     // that use it
 	LimitUsage
 }
 
@@ -123,7 +125,7 @@ FOR NO KEY UPDATE`
 // database. The timeouts may be older than the lock by its wait, 5 s at most, which limit.LateMostSQL covers.
 const LockLimitsSQL = `
 SELECT name, rate, window_size, shape, config, per_key, count_cost, coalesce(anchor, '') AS anchor, send_within,
-    overrides, epoch, complete_since, missing_until, known_at, known_less, even_until,
+    overrides, epoch, complete_since, missing_until, known_at, known_less, even_until, nullif(shares, '{}') AS shares, queues,
     ` + UnderWaySQL + ` AS under_way
 FROM callq.call_limits l
 WHERE name = ANY (ARRAY(SELECT unnest(limits) FROM callq.call_queues WHERE name = $1))

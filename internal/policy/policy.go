@@ -53,6 +53,8 @@ type Limit struct {
 	// the default, or TrustIgnore.
 	Headers Headers `db:"headers" json:",omitzero"`
 	Trust   string  `db:"trust" json:",omitempty"`
+	// Shares are parts of its units that some of its calls are guaranteed; nil: whoever comes.
+	Shares limit.Shares `db:"shares" json:",omitempty"`
 }
 
 // Headers are the names of headers that say of a limit when to come again, beside those of docs/apis.md, and of those that do not.
@@ -140,6 +142,9 @@ func (l Limit) String() string {
 	if l.Trust == TrustIgnore {
 		text += ", trust ignore"
 	}
+	if len(l.Shares) > 0 {
+		text += ", shares " + l.Shares.String()
+	}
 	switch most := l.retryAfter(); most {
 	case defaultRetryAfter:
 	case 0:
@@ -196,6 +201,12 @@ func (p *Policy) Check() (err error) {
 	checkQueue := func(q *Queue) error { return q.check(p) }
 	if p.Queues, err = checked("queue", p.Queues, func(q *Queue) string { return q.Name }, checkQueue); err != nil {
 		return err
+	}
+	for i := range p.Limits {
+		l := &p.Limits[i]
+		if l.Shares, _, err = l.Shares.Complete(p.queuesOf(l.Name)); err != nil {
+			return fmt.Errorf("limit %q: %w", l.Name, err)
+		}
 	}
 	if p.Budgets, err = checked("budget", p.Budgets, func(b *Budget) string { return b.Name }, (*Budget).check); err != nil {
 		return err
