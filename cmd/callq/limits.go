@@ -72,6 +72,9 @@ func showLimit(ctx context.Context, db *database, args []string) error {
 		if text := d.RemoteText(); text != "" {
 			fmt.Fprintln(w, text)
 		}
+		table[admin.Share]{"SHARE,PART,UNITS,USED IN A MINUTE,WAITING", func(s admin.Share) []any {
+			return []any{s.Name, limit.Part(s.Percent), strconv.FormatFloat(s.Units, 'f', -1, 64), s.Used, s.Waiting}
+		}}.below(w, d.Parts)
 		table[admin.Pause]{"PAUSED KEY,UNTIL,REASON,SINCE,BY", func(p admin.Pause) []any {
 			return []any{p.Key, p.Until, p.Reason, p.At, p.By}
 		}}.below(w, d.Pauses)

@@ -69,6 +69,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 type gaugeDescs struct {
 	up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc
 	remoteLimit, remoteRemaining, lowered, routed                *prometheus.Desc
+	sharePart, shareUsed, shareWaiting                           *prometheus.Desc
 }
 
 func newGaugeDescs() gaugeDescs {
@@ -85,6 +86,9 @@ func newGaugeDescs() gaugeDescs {
 		lowered:         describe("callq_limit_lowered_units", "Units that may be used until the API resets its limit, where less remains of that than callq counts.", "limit"),
 		calls:           describe("callq_queue_calls", "Calls that have not ended, by queue and state: due, scheduled, dispatched, running.", "queue", "state"),
 		routed:          describe("callq_route_calls", "Calls that a rule has moved (or changed), discarded, or failed to change, since it was first applied.", "rule", "outcome"),
+		sharePart:       describe("callq_limit_share_part", "The part of a limit that a share is guaranteed, from 0 to 1.", "limit", "share"),
+		shareUsed:       describe("callq_limit_share_used", "Units of a limit that calls of a share have that are open, or ended within the last minute.", "limit", "share"),
+		shareWaiting:    describe("callq_limit_share_waiting_calls", "Due calls of a share of a limit.", "limit", "share"),
 		oldest:          describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
 	}
 }
@@ -92,7 +96,7 @@ func newGaugeDescs() gaugeDescs {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting} {
 		to <- desc
 	}
 }
@@ -121,6 +125,11 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 			if units != nil {
 				set(desc, float64(*units), l.Name)
 			}
+		}
+		for _, s := range l.Shares {
+			set(d.sharePart, s.Percent/100, l.Name, s.Name)
+			set(d.shareUsed, float64(s.Used), l.Name, s.Name)
+			set(d.shareWaiting, float64(s.Waiting), l.Name, s.Name)
 		}
 		for _, cause := range admin.Causes {
 			closed := 0.0

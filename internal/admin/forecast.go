@@ -99,8 +99,10 @@ func (o foreseen) tell(f *Forecast, l Limit) {
 		if !slices.Contains(q.Limits, l.Name) || o.waits[q.Name] == 0 {
 			continue
 		}
-		f.Waiting += o.waits[q.Name]
-		waiting, cost = waiting+float64(o.waits[q.Name]), cost+float64(o.waits[q.Name])*o.Queues[i].Cost
+		if i == 0 || q.Name != o.queues[i-1].Name { // else it is another part of it
+			f.Waiting += o.waits[q.Name]
+			waiting, cost = waiting+float64(o.waits[q.Name]), cost+float64(o.waits[q.Name])*o.Queues[i].Cost
+		}
 		switch why := o.unknown(q.Name); {
 		case f.Lasts == nil:
 		case why != "":
@@ -172,6 +174,12 @@ func ReadQueueForecasts(ctx context.Context, pool Pool, queue, key *string) ([]Q
 					f.StartsAt = new(r.now.Add(o.Last[i]))
 					f.Because = "the last starts in about " + About(o.Last[i]) + o.held(o.queues[i], o.Result)
 				}
+				if last := len(rows) - 1; last >= 0 && rows[last].Queue == q.Name { // another part of it
+					if f.StartsAt != nil && rows[last].StartsAt.Before(*f.StartsAt) {
+						rows[last] = f
+					}
+					continue
+				}
 				rows = append(rows, f)
 			}
 		}
@@ -224,6 +232,9 @@ func (r *reader) foresee(call *callqueue.Record) (f Foresight) {
 	others := ""
 	if ran.Others > 0 {
 		others = fmt.Sprintf(" and %s of other queues", words.Number(ran.Others))
+		if len(ran.splitNames()) > 0 {
+			others += " and shares"
+		}
 	}
 	i := slices.IndexFunc(queues, func(q worldQueue) bool { return q.Name == call.Queue })
 	f.StartsAt = new(r.now.Add(ran.Start))

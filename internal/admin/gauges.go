@@ -24,6 +24,7 @@ type LimitGauge struct {
 	NextUnit    float64     // seconds; 0: there is room; NaN: not known; +Inf: not until somebody opens it
 	Closed      string      // one of Causes; empty: it is open
 	Remote      LimitRemote // of a limit per key: nothing
+	Shares      []Share
 }
 
 // Causes are why a limit may be closed.
@@ -66,7 +67,7 @@ func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 		}
 		r.quick = true
 		for _, l := range r.limits(nil, nil) {
-			gauge := LimitGauge{Name: l.Name, Units: l.InAll(), Used: l.Occupied, InDoubt: l.InDoubt, NextUnit: l.nextUnit(), Closed: l.closed()}
+			gauge := LimitGauge{Name: l.Name, Units: l.InAll(), Used: l.Occupied, InDoubt: l.InDoubt, NextUnit: l.nextUnit(), Closed: l.closed(), Shares: l.Parts}
 			if !l.PerKey {
 				gauge.Remote = l.LimitRemote
 				gauge.Remote.RemoteRemaining = l.remains()

@@ -26,6 +26,8 @@ type Limit struct {
 	PerKey     bool             `json:"per_key" db:"per_key"`
 	Overrides  map[string]int64 `json:"overrides" db:"overrides"` // keys that have other units
 	CountCost  bool             `json:"count_cost" db:"count_cost"`
+	Shares     limit.Shares     `json:"-" db:"shares"` // nil: it has none
+	Parts      []Share          `json:"shares" db:"-"` // likewise
 	Config     *string          `json:"config" db:"-"` // the configuration's rate, while an override is in force
 	Queues     []string         `json:"queues" db:"queues"`
 	PausedKeys int64            `json:"paused_keys" db:"paused_keys"` // that are paused alone
@@ -179,6 +181,7 @@ func (r *reader) limits(names []string, key *string) []Limit {
 			l.key, l.used = used[l.Name].Key, used[l.Name]
 		}
 	}
+	r.addParts(limits)
 	r.addRemotes(limits) // before reckon, which goes by them
 	for i := range limits {
 		limits[i].reckon()
@@ -199,6 +202,9 @@ func (l *Limit) describe() {
 	}
 	if l.CountCost {
 		l.Rate += ", by cost"
+	}
+	if len(l.Shares) > 0 {
+		l.Rate += ", shares " + l.Shares.String()
 	}
 	if l.Configured != nil {
 		l.Config = new(l.Configured.String())
@@ -270,7 +276,7 @@ func (r *reader) fullest(counts []*usage.Count) map[string]*usage.Count {
 
 // A limit that left the configuration, or that no queue uses, is idle; its row stays for what was claimed under it.
 const limitsSQL = `
-SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost, l.config, l.queues,
+SELECT l.name, l.rate, l.window_size, l.shape, l.per_key, l.overrides, l.count_cost, nullif(l.shares, '{}') AS shares, l.config, l.queues,
     l.applied_at, l.applied_by, l.missing_until, l.known_at, l.known_less,
     CASE WHEN l.even_until > clock_timestamp() THEN l.even_until END AS even_until, ` + policy.UnderWaySQL + ` AS under_way,
     CASE

@@ -129,7 +129,7 @@ WHERE q.id = $1 AND (
     EXISTS (
         SELECT FROM callq.call_flows l
         JOIN callq.call_segments s ON s.queue = l.queue AND s.key = l.key AND s.priority = l.priority AND s.task = l.task AND s.seq >= l.head
-        WHERE l.queue = q.queue AND l.key = q.key AND l.priority = callq.priority(q.priority) AND l.task = q.task
+        WHERE l.queue = q.queue AND l.key = q.key AND l.priority % 10 = callq.priority(q.priority) AND l.task = q.task
           AND array_position(s.ids, q.id) > CASE s.seq WHEN l.head THEN l.consumed ELSE 0 END)
     OR EXISTS (SELECT FROM callq.call_inbox n WHERE n.queue = q.queue AND q.id = ANY (n.ids)))`
 
@@ -301,8 +301,8 @@ func (c *circumstances) explainLimit(l Limit) {
 			units, whose, l.InAll(), *l.Config)
 	case l.Room >= units:
 	case l.Window == 0:
-		c.add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends",
-			whose, l.Occupied, l.InAll(), units)
+		c.add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends%s",
+			whose, l.Occupied, l.InAll(), units, l.shareText(c.call))
 	default:
 		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d",
 			whose, l.Occupied, l.InAll(), l.Rate, units)
@@ -312,6 +312,6 @@ func (c *circumstances) explainLimit(l Limit) {
 		if l.Missing > 0 {
 			text += "; besides there are " + l.missingText()
 		}
-		c.add("limit_full", l.OpensAt, "%s", text)
+		c.add("limit_full", l.OpensAt, "%s", text+l.shareText(c.call))
 	}
 }

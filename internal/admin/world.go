@@ -37,6 +37,7 @@ type worldQueue struct {
 	Cost    *float64   `db:"cost"`    // of calls of late; nil: none ended
 	Seconds *float64   `db:"seconds"` // that they ran
 	Lag     *float64   `db:"lag"`     // seconds from when they could be made until they arrived
+	part
 }
 
 // Of 10,000 calls that ended last, within a day, each queue's give what a call costs, and for how long it runs.
@@ -89,11 +90,12 @@ func (r *reader) outlook(all, queues []worldQueue, call *callqueue.Record) *outl
 	}
 	r.listed = true
 	o.limits = r.limits(limits, key)
+	o.queues = o.split(queues)
 	costs := map[string]float64{}
 	for _, c := range list[costOf](r, "read costs", costsSQL, names) {
 		costs[c.Queue] = c.Cost
 	}
-	for _, q := range queues {
+	for _, q := range o.queues {
 		o.addQueue(q, costs[q.Name])
 	}
 	for _, l := range o.limits {
@@ -109,6 +111,7 @@ func (r *reader) outlook(all, queues []worldQueue, call *callqueue.Record) *outl
 	}
 	o.addSlots(list[slotsOf](r, "count slots", slotsSQL, labels, task), list[takenSlots](r, "read what runs", takenSQL, labels, task), seconds, call)
 	o.addKeys(r, names, call)
+	o.weigh()
 	return o
 }
 
@@ -280,46 +283,53 @@ func (o *outlook) addSlots(slots []slotsOf, taken []takenSlots, seconds map[stri
 // waitingKeys are keys of a queue with as many calls each.
 type waitingKeys struct {
 	Queue  string  `db:"queue"`
-	Key    *string `db:"key"` // of one that may differ from others
+	Key    *string `db:"key"`  // of one that may differ from others
+	Rank   int16   `db:"rank"` // of its flows, where the queue is split
 	Calls  int64   `db:"calls"`
 	Before bool    `db:"before"` // their turn comes before that of the call that is asked about
 	Count  int64   `db:"count"`
 	In     float64 `db:"due_in"` // seconds
 }
 
-// A claim begins behind the key that was served last. Of the call that is asked about, its own key is left out. The later calls fall
+// A claim begins behind the key that was served last. Of the call that is asked about, its own key is left out, in its part of the queue. The later calls fall
 // due, the less is told of when.
 const waitingKeysSQL = `
 WITH due AS (
-    SELECT queue, key, sum(calls)::bigint AS calls
+    SELECT queue, key, CASE WHEN queue = ANY($6) THEN priority ELSE 5 END AS rank, sum(calls)::bigint AS calls
     FROM (
-        SELECT queue, key, calls FROM callq.call_flows WHERE queue = ANY($1) AND calls > 0
+        SELECT queue, key, priority, calls FROM callq.call_flows WHERE queue = ANY($1) AND calls > 0
         UNION ALL
-        SELECT queue, key, calls FROM callq.call_inbox WHERE queue = ANY($1) AND calls > 0 AND keys IS NULL AND at <= $5
+        SELECT queue, key, priority, calls FROM callq.call_inbox WHERE queue = ANY($1) AND calls > 0 AND keys IS NULL AND at <= $5
     ) b
-    WHERE (queue, key) IS DISTINCT FROM ($3, $4)
-    GROUP BY queue, key
+    WHERE (queue, key) IS DISTINCT FROM ($3, $4) OR priority <> ALL($7)
+    GROUP BY 1, 2, 3
 ), later AS (
-    SELECT queue, key, keys IS NULL AND key = ANY($2) AS apart, calls, extract(epoch FROM greatest(at, $5) - $5) AS due_in
+    SELECT queue, key, CASE WHEN queue = ANY($6) THEN priority ELSE 5 END AS rank, keys IS NULL AND key = ANY($2) AS apart, calls, extract(epoch FROM greatest(at, $5) - $5) AS due_in
     FROM callq.call_inbox
-    WHERE queue = ANY($1) AND calls > 0 AND (keys IS NOT NULL OR at > $5) AND at < $5 + interval '90 years' AND (queue, key) IS DISTINCT FROM ($3, $4)
+    WHERE queue = ANY($1) AND calls > 0 AND (keys IS NOT NULL OR at > $5) AND at < $5 + interval '90 years'
+      AND ((queue, key) IS DISTINCT FROM ($3, $4) OR priority <> ALL($7))
 )
-SELECT d.queue, CASE WHEN d.key = ANY($2) THEN d.key END AS key, d.calls,
+SELECT d.queue, CASE WHEN d.key = ANY($2) THEN d.key END AS key, d.rank, d.calls,
     coalesce(d.queue = $3 AND (d.key <= q.served_key, d.key) < ($4 <= q.served_key, $4), false) AS before, count(*) AS count, 0::float8 AS due_in
 FROM due d JOIN callq.call_queues q ON q.name = d.queue
-GROUP BY 1, 2, 3, 4
+GROUP BY 1, 2, 3, 4, 5
 UNION ALL
-SELECT queue, CASE WHEN apart THEN key END, 1, false, sum(calls), avg(due_in)::float8
+SELECT queue, CASE WHEN apart THEN key END, rank, 1, false, sum(calls), avg(due_in)::float8
 FROM later
-GROUP BY queue, CASE WHEN apart THEN key END, floor(20 * ln(due_in + 1))
+GROUP BY queue, CASE WHEN apart THEN key END, rank, floor(20 * ln(due_in + 1))
 ORDER BY before DESC`
 
 // addKeys adds what waits, queue by queue, and the call that is asked about.
 func (o *outlook) addKeys(r *reader, queues []string, call *callqueue.Record) {
 	apart := o.apart(r)
 	var queue, key *string
+	asked := -1
+	ranks := allRanks()
 	if call != nil {
-		queue, key = &call.Queue, &call.Key
+		queue, key, asked = &call.Queue, &call.Key, o.place(call.Queue, o.rankOf(call))
+		if own := o.queues[asked].ranks; own != nil {
+			ranks = own
+		}
 	}
 	type alike struct {
 		queue  int
@@ -328,8 +338,8 @@ func (o *outlook) addKeys(r *reader, queues []string, call *callqueue.Record) {
 		print  string
 	}
 	places := map[alike]int{}
-	for _, w := range list[waitingKeys](r, "read what waits", waitingKeysSQL, queues, slices.Collect(maps.Keys(apart)), queue, key, r.now) {
-		i := slices.Index(queues, w.Queue)
+	for _, w := range list[waitingKeys](r, "read what waits", waitingKeysSQL, queues, slices.Collect(maps.Keys(apart)), queue, key, r.now, o.splitNames(), ranks) {
+		i := o.place(w.Queue, w.Rank)
 		q := &o.Queues[i]
 		o.waits[w.Queue] += w.Count * w.Calls
 		k := forecast.Keys{Count: w.Count, Calls: w.Calls, From: time.Duration(w.In * float64(time.Second))}
@@ -340,8 +350,8 @@ func (o *outlook) addKeys(r *reader, queues []string, call *callqueue.Record) {
 			}
 			of.print = fmt.Sprint(k.From, k.Of)
 		}
-		if own := call != nil && w.Queue == call.Queue; own && !w.Before && !slices.ContainsFunc(q.Keys, isAsked) {
-			o.addAsked(r, q, call)
+		if i == asked && !w.Before && !slices.ContainsFunc(q.Keys, isAsked) {
+			o.addAsked(r, q, call, ranks)
 		}
 		if place, seen := places[of]; seen {
 			q.Keys[place].Count += k.Count
@@ -350,8 +360,8 @@ func (o *outlook) addKeys(r *reader, queues []string, call *callqueue.Record) {
 		places[of] = len(q.Keys)
 		q.Keys = append(q.Keys, k)
 	}
-	if i := slices.Index(queues, Text(queue)); i >= 0 && call != nil && !slices.ContainsFunc(o.Queues[i].Keys, isAsked) {
-		o.addAsked(r, &o.Queues[i], call)
+	if asked >= 0 && !slices.ContainsFunc(o.Queues[asked].Keys, isAsked) {
+		o.addAsked(r, &o.Queues[asked], call, ranks)
 	}
 	for i, q := range o.queues {
 		for _, l := range o.limits {
@@ -463,10 +473,10 @@ func (o *outlook) set(k *forecast.Keys, place int, key string, apart *keyApart) 
 }
 
 // addAsked adds the call that is asked about, behind those of its key that come before it.
-func (o *outlook) addAsked(r *reader, q *forecast.Queue, call *callqueue.Record) {
+func (o *outlook) addAsked(r *reader, q *forecast.Queue, call *callqueue.Record, ranks []int16) {
 	before := one[struct {
 		Calls int64 `db:"calls"`
-	}](r, "find the place of the call", placeSQL, call.Queue, call.Key, call.Priority, call.Task, call.ID, call.RunAt)
+	}](r, "find the place of the call", placeSQL, call.Queue, call.Key, o.rankOf(call), call.Task, call.ID, call.RunAt, ranks)
 	if before == nil {
 		return
 	}
@@ -483,11 +493,11 @@ func (o *outlook) addAsked(r *reader, q *forecast.Queue, call *callqueue.Record)
 
 // How many calls of a call's key come before it: lower priorities, and within its own what fell due before.
 const placeSQL = `
-WITH asked AS (SELECT callq.priority($3) AS priority, coalesce($4, 'http') AS task),
+WITH asked AS (SELECT $3::smallint AS priority, coalesce($4, 'http') AS task),
 flows AS MATERIALIZED (
     SELECT f.*, f.task = a.task AND f.priority = a.priority AS own
     FROM callq.call_flows f, asked a
-    WHERE f.queue = $1 AND f.key = $2 AND f.priority <= a.priority AND f.calls > 0
+    WHERE f.queue = $1 AND f.key = $2 AND f.priority % 10 <= a.priority % 10 AND f.priority = ANY($7) AND f.calls > 0
 ), found AS MATERIALIZED ( -- the call's own segment
     SELECT s.seq, array_position(s.ids, $5) AS place
     FROM flows f JOIN callq.call_segments s ON s.queue = $1 AND s.key = $2 AND s.priority = f.priority AND s.task = f.task AND s.seq >= f.head
@@ -496,7 +506,7 @@ flows AS MATERIALIZED (
 )
 SELECT (
     SELECT coalesce(sum(CASE
-        WHEN f.priority < a.priority OR f.own AND NOT EXISTS (SELECT FROM found) THEN f.calls
+        WHEN f.priority % 10 < a.priority % 10 OR f.own AND NOT EXISTS (SELECT FROM found) THEN f.calls
         ELSE (
             SELECT coalesce(sum(CASE WHEN f.own AND s.seq = n.seq THEN n.place - 1 ELSE cardinality(s.ids) END), f.consumed) - f.consumed
             FROM callq.call_segments s LEFT JOIN found n ON f.own
@@ -509,5 +519,5 @@ SELECT (
         WHEN i.keys IS NULL THEN i.calls ELSE (SELECT count(*) FROM unnest(i.keys) k WHERE k = $2) END), 0)
     FROM callq.call_inbox i, asked a
     WHERE i.queue = $1 AND i.calls > 0 AND (i.key = $2 AND i.keys IS NULL OR $2 = ANY(i.keys))
-      AND i.priority <= a.priority AND i.at <= greatest($6, clock_timestamp()) AND ($5 = ANY(i.ids) OR (i.priority, i.at, i.ids[1]) < (a.priority, $6, $5) IS TRUE)
+      AND i.priority = ANY($7) AND i.priority <= a.priority AND i.at <= greatest($6, clock_timestamp()) AND ($5 = ANY(i.ids) OR (i.priority, i.at, i.ids[1]) < (a.priority, $6, $5) IS TRUE)
 ) AS calls`

@@ -1,6 +1,7 @@
 package forecast
 
 import (
+	"cmp"
 	"container/heap"
 	"math"
 	"time"
@@ -30,7 +31,7 @@ type run struct {
 	turn   int64 // of a key's calls, at most so many have their turn together
 	first  int64 // likewise, the first time; and a key's last call, which is asked about, has the turn after so many to itself
 	rounds int64
-	tag    int64 // of the queue that had its turn last
+	tag    float64 // of the queue that had its turn last
 	at     time.Duration
 	opened int  // times that hours were asked
 	tooFar bool // a supply has more to give out than can be said
@@ -40,7 +41,7 @@ type run struct {
 type queue struct {
 	*Queue
 	place      int
-	tag        int64         // how many of its calls have started, as if none had ever had nothing to start
+	tag        float64       // how many of its calls have started, by weight, as if none had ever had nothing to start
 	asked      bool          // it has the call that is asked about
 	open, shut time.Duration // it is known to be open from one to the other
 	ready      []*keys       // in the order of their turns
@@ -322,7 +323,7 @@ func (r *run) start(q *queue, n int64, at time.Duration) bool {
 	} else {
 		r.Others += n
 	}
-	r.tag, q.tag = q.tag, q.tag+n
+	r.tag, q.tag = q.tag, q.tag+float64(n)/cmp.Or(q.Weight, 1)
 	r.Last[q.place] = at
 	k.left, k.turn = k.left-n, k.turn-n
 	switch {

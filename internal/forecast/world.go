@@ -39,6 +39,7 @@ type Queue struct {
 	Holds  time.Duration // a call runs so long
 	Lag    time.Duration // it arrives so long after it could: only then does its window begin
 	Cost   float64       // of a call
+	Weight float64       // of its calls, where several queues could start at the same time; 0: 1
 	Keys   []Keys        // in the order of their turns
 }
 
