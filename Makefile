@@ -123,8 +123,8 @@ runs-short: deps ## limits whose units come one by one: never sooner than they a
 runs: deps ## the same, long enough for the figures of calls a second and CPU a call
 	$(E2E) -timeout 15m -run 'TestRuns$$|TestKeysInRuns' -figures 2
 
-limits: deps ## limits per key, by cost and of concurrency, with 8 dispatchers, kills, 24 queues: never over
-	$(E2E) -timeout 5m -run 'TestLimits|TestBackpressure'
+limits: deps ## limits per key, by cost and of concurrency, shares, with 8 dispatchers, kills, 24 queues: never over
+	$(E2E) -timeout 6m -run 'TestLimits|TestBackpressure|TestSharesAtTheDoor'
 
 # SEED=… replays the kills of a round that failed.
 kill: deps ## 28 random faults under load (kills, freezes, locks, lost packets, clock steps, promotions), then an oracle on what the API saw

@@ -109,9 +109,11 @@ func TestSharesOfWhatCannotGo(t *testing.T) {
 		change func(*policy.Policy)
 		sql    string
 	}{
-		"paused":            {nil, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by) VALUES ('queue', 'chat', 'infinity', '', now(), '')`},
-		"outside its hours": {func(r *policy.Policy) { r.Queues[0].Hours = time.Now().Add(48*time.Hour).UTC().Format("Mon") + " 00:00-00:01 UTC" }, `SELECT`},
-		"without a worker":  {func(r *policy.Policy) { r.Queues[0].On = "elsewhere" }, `SELECT`},
+		"paused": {nil, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by) VALUES ('queue', 'chat', 'infinity', '', now(), '')`},
+		"outside its hours": {func(r *policy.Policy) {
+			r.Queues[0].Hours = time.Now().Add(48*time.Hour).UTC().Format("Mon") + " 00:00-00:01 UTC"
+		}, `SELECT`},
+		"without a worker": {func(r *policy.Policy) { r.Queues[0].On = "elsewhere" }, `SELECT`},
 		"another limit is full": {func(r *policy.Policy) {
 			r.Limits = append(r.Limits, sliding("daily", 1, 24*time.Hour))
 			r.Queues[0].Limits = append(r.Queues[0].Limits, "daily")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger/verify"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/words"
 )
 
@@ -54,6 +55,13 @@ func printProof(to io.Writer, r *verify.Report) {
 	table[verify.LimitUse]{"LIMIT,IN FORCE FROM,RATE,STARTS,MOST IN A WINDOW,SETTLED ABOVE COST", func(l verify.LimitUse) []any {
 		return []any{l.Limit, l.From, l.Rate.String(), l.Starts, fmt.Sprintf("%d of %d", l.Most, l.Rate.Most()), l.Above}
 	}}.print(to, r.Limits)
+	table[verify.ShareUse]{"SHARE,LIMIT,PART,UNITS,LEAST PART WHILE IT WAITED,LONGEST WAIT", func(s verify.ShareUse) []any {
+		least := "-"
+		if s.LeastPercent != nil {
+			least = fmt.Sprintf("%.1f%% from %s", *s.LeastPercent, s.LeastFrom.Format(time.RFC3339))
+		}
+		return []any{s.Share, s.Limit, limit.Part(s.Percent), s.Units, least, time.Duration(s.LongestWait * float64(time.Millisecond)).Round(time.Millisecond).String()}
+	}}.below(to, r.Shares)
 	table[verify.Arrivals]{"LIMIT,ARRIVED BY ITS ANSWER,BY A LATER ANSWER,BY SLACK,ANSWERED LATER THAN SLACK,ASSUMED,IN DOUBT", func(a verify.Arrivals) []any {
 		overdue := number(a.Overdue)
 		if a.Overdue > 0 {

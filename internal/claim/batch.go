@@ -48,7 +48,7 @@ func (c *Claimer) assemble(ctx context.Context, conn *schema.Conn, list *candida
 	if err := list.lockFirst(ctx, conn, open, want); err != nil {
 		return nil, err
 	}
-	list.choose(b, open, want, c.Random)
+	list.choose(b, open, want, c.Now(), c.Random)
 	c.shares.note(list, list.queue.Name, len(b.chosen))
 	c.runs.note(list.head, c.Now(), list.queue.Batch-c.claims)
 	list.head.EndRuns()

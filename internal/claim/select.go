@@ -202,13 +202,13 @@ type held struct {
 // choose takes one call of each key in turn, until want calls are chosen, a limit shared by all keys has no room, or no key's
 // next call can be claimed.
 // Of limits that have shares, each share has its part first; then what is left goes to those that have more calls.
-func (c *candidates) choose(b *batch, keys []string, want int, random func(n int64) int64) {
-	for c.pick(b, keys, want, random); b.stuck == nil && len(b.chosen) < want && c.head.lend(b); {
-		c.pick(b, keys, want, random)
+func (c *candidates) choose(b *batch, keys []string, want int, now time.Time, random func(n int64) int64) {
+	for c.pick(b, keys, want, now, random); b.stuck == nil && len(b.chosen) < want && c.head.lend(b); {
+		c.pick(b, keys, want, now, random)
 	}
 }
 
-func (c *candidates) pick(b *batch, keys []string, want int, random func(n int64) int64) {
+func (c *candidates) pick(b *batch, keys []string, want int, now time.Time, random func(n int64) int64) {
 	for waiting := keys; len(waiting) > 0; {
 		var next []string
 		for _, key := range waiting {
@@ -235,7 +235,7 @@ func (c *candidates) pick(b *batch, keys []string, want int, random func(n int64
 			case !admitted:
 				b.blocked = append(b.blocked, held{key, call.Cost, f.Priority})
 			default:
-				c.tookPart(f)
+				c.tookPart(f, now)
 				f.passed++
 				call.to, call.at = call.lane.send(c.pools, f.Task, beyond, random), at
 				b.chosen, next = append(b.chosen, call), append(next, key)

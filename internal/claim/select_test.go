@@ -100,7 +100,7 @@ func TestChoose(t *testing.T) {
 			}
 			list := &candidates{underLocks: &underLocks{pools: r}, of: flows(c.candidates), head: &headroom{Admission: c.a, limits: limits}}
 			var s batch
-			list.choose(&s, []string{"x", "y", "z"}, c.want, rand.Int64N)
+			list.choose(&s, []string{"x", "y", "z"}, c.want, time.Now(), rand.Int64N)
 			ids := func(list []candidate) (ids []int64) {
 				for _, c := range list {
 					ids = append(ids, c.ID)

@@ -74,6 +74,14 @@ func (s *shares) of(of usage.Of, l policy.LockedLimit) *limit.Turns {
 	return t
 }
 
+// used is what each share has of a limit's window: what this process claimed for it, or, of a limit of concurrency, what is open.
+func (s *shares) used(t *limit.Turns, count *usage.Count) map[string]int64 {
+	if count.Use.Rate.Window == 0 {
+		return count.Shares
+	}
+	return t.Within(s.cfg.Now(), count.Use.Rate.Span())
+}
+
 // demand is what other queues want of a limit, by share, and which they are. Of a queue that has not been claimed from lately it is
 // anything that it may have.
 func (s *shares) demand(of usage.Of, l policy.LockedLimit, queue string, blocked map[string]time.Time) (demand map[string]limit.Demand, by map[string][]string) {
@@ -116,7 +124,8 @@ func (s *shares) leave(c *candidates, blocked map[string]time.Time) {
 		for name, wants := range own {
 			others[name] = others[name].And(wants)
 		}
-		for name, units := range s.of(count.Of, l).Split(others, q.Room[count.Key], l.Rate().Most()) {
+		turns := s.of(count.Of, l)
+		for name, units := range turns.Split(count.Use.Rate, others, q.Room[count.Key], s.used(turns, count)) {
 			if own[name].Units > 0 || units == 0 {
 				continue
 			}
@@ -182,10 +191,10 @@ func (s *shares) divide(c *candidates) {
 		}
 		q := h.Admission[h.places[i]]
 		turns := s.of(count.Of, l)
-		h.shares[count.Of] = &part{turns: turns}
+		h.shares[count.Of] = &part{turns: turns, span: count.Use.Rate.Span()}
 		if own := c.waiting(count.Of, l, s.seen[c.queue.Name]); len(own) > 1 {
 			units := q.Room[count.Key] + q.Beyond[count.Key]
-			h.shares[count.Of].units, h.shares[count.Of].some = turns.Split(own, units, l.Rate().Most()), true
+			h.shares[count.Of].units, h.shares[count.Of].some = turns.Split(count.Use.Rate, own, units, s.used(turns, count)), true
 		}
 	}
 }
@@ -193,6 +202,7 @@ func (s *shares) divide(c *candidates) {
 // part is what the calls of a claim may use of a limit, by share.
 type part struct {
 	turns *limit.Turns
+	span  time.Duration    // of the limit's window
 	some  bool             // they are of several shares
 	units map[string]int64 // then: what each may use
 	short map[string]held  // and those that had a call which needs more
@@ -251,11 +261,11 @@ func (c *candidates) hasPart(f *flow) bool {
 }
 
 // tookPart notes that the next call of a flow was chosen.
-func (c *candidates) tookPart(f *flow) {
+func (c *candidates) tookPart(f *flow, now time.Time) {
 	for i, q := range c.head.Admission {
 		if name, p := c.shareOf(f, i); p != nil && name != "" {
 			units := q.Units(f.first().Cost)
-			p.turns.Took(name, units)
+			p.turns.Took(name, units, now, p.span)
 			if p.some {
 				p.units[name] -= units
 			}

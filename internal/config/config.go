@@ -107,7 +107,7 @@ type Limit struct {
 	RetryAfter   time.Duration `key:"retry_after" default:"1h" allowed:"1s..1d|off"`
 	Headers      Headers       `key:"headers"`
 	Trust        string        `key:"trust" default:"lower" allowed:"lower|ignore"` // what comes of what the API says remains
-	Shares       Shares        `key:"shares" check:"share"`                          // parts that some calls are guaranteed
+	Shares       Shares        `key:"shares" check:"share"`                         // parts that some calls are guaranteed
 
 	Windows []Window     // what Load makes of it, the shortest first
 	Parts   limit.Shares // likewise, of Shares

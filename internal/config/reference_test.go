@@ -95,7 +95,7 @@ func typeName(t reflect.Type) string {
 	names := map[reflect.Type]string{
 		reflect.TypeFor[int](): "number", reflect.TypeFor[bool](): "true or false", reflect.TypeFor[[]string](): "list",
 		reflect.TypeFor[time.Duration](): "duration", reflect.TypeFor[Backoff](): "duration..duration",
-		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates",
+		reflect.TypeFor[Bytes](): "size", reflect.TypeFor[limit.Rate](): "rate", reflect.TypeFor[Rates](): "rate, or a list", reflect.TypeFor[Overrides](): "keys to rates", reflect.TypeFor[Shares](): "names to parts",
 	}
 	return cmp.Or(names[t], "text")
 }

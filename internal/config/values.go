@@ -155,7 +155,7 @@ func ruleOf(name string) rule {
 		"postgres":  {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
 		"rate": {checkRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
 			"and mo for " + calendars + "; or a list of them"},
-		"redis":        {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
+		"redis": {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
 		"share": {func(s string) error { return second(limit.ParsePart(s)) }, "parts in percent by a queue's name, \"priority 0-2\", retries or rest, " +
 			"such as {chat: 30%, retries: 20%, rest: 50%}"},
 		"schema":       {checkOwnSchema, "at most 40 of a-z, 0-9 and _"},

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Names of shares that are not a queue's. Those of priorities are "priority 3" or "priority 0-2".
@@ -131,20 +132,26 @@ func (s Shares) String() string {
 	return strings.Join(list, ", ")
 }
 
-// Turns is whose turn it is among the shares of a limit, or of a key of one. It is start-time fair queueing (Goyal, Vin and Cheng, 1996):
-// each unit that a share has advances it by one over its part, and the next unit is for the share that is least advanced of those
-// that have calls. A share that had none for a while is not further behind than a window's units and its next call, so it may have its
-// part of a window at once, and no more.
+// Turns is whose turn it is among the shares of a limit, or of a key of one. A share that has used less than its part of the last window
+// goes before those that have used theirs. Among others it is start-time fair queueing (Goyal, Vin and Cheng, 1996): each unit
+// that a share takes advances it by one over its part, and the next is for the least advanced of those that want one.
 //
 // Where nothing is known of former units, the first is a share's with the probability that is its part.
 type Turns struct {
 	shares Shares
 	had    map[string]float64
+	taken  map[string][]took
+}
+
+// took is units that were taken about at a time.
+type took struct {
+	at    time.Time
+	units int64
 }
 
 // NewTurns begins anew. random is uniform in (0, 1].
 func NewTurns(s Shares, random func() float64) *Turns {
-	t := &Turns{s, map[string]float64{}}
+	t := &Turns{s, map[string]float64{}, map[string][]took{}}
 	for _, name := range slices.Sorted(maps.Keys(s)) {
 		t.had[name] = -math.Log(random()) / t.part(name) / 1000 // the least is a share's with the probability that is its part
 	}
@@ -156,8 +163,33 @@ func (t *Turns) Are(s Shares) bool { return maps.Equal(t.shares, s) }
 
 func (t *Turns) part(name string) float64 { return t.shares[name] / 100 }
 
-// Took notes that a share took units.
-func (t *Turns) Took(name string, units int64) { t.had[name] += float64(units) / t.part(name) }
+// Took notes that a share took units, which count for span.
+func (t *Turns) Took(name string, units int64, now time.Time, span time.Duration) {
+	t.had[name] += float64(units) / t.part(name)
+	if span == 0 {
+		return
+	}
+	const parts = 100
+	list := t.taken[name]
+	if last := len(list) - 1; last >= 0 && now.Sub(list[last].at) < span/parts {
+		list[last].units += units
+		return
+	}
+	t.taken[name] = append(list, took{now, units})
+}
+
+// Within is how many units each share took within span.
+func (t *Turns) Within(now time.Time, span time.Duration) map[string]int64 {
+	units := map[string]int64{}
+	for name, list := range t.taken {
+		list = slices.DeleteFunc(list, func(some took) bool { return now.Sub(some.at) >= span })
+		t.taken[name] = list
+		for _, some := range list {
+			units[name] += some.units
+		}
+	}
+	return units
+}
 
 // First is the share of these whose turn is first.
 func (t *Turns) First(names []string) string {
@@ -179,23 +211,58 @@ func (d Demand) And(other Demand) Demand {
 	return Demand{min(d.Units+other.Units, math.MaxInt32), max(d.Next, other.Next)}
 }
 
-// Split divides units among the shares that demand some. window is how many the limit has at once.
-func (t *Turns) Split(demand map[string]Demand, units, window int64) (got map[string]int64) {
-	var names []string
-	most := math.Inf(-1)
+// Split divides units of a rate among the shares that demand some. used is what each has of a window.
+func (t *Turns) Split(r Rate, demand map[string]Demand, units int64, used map[string]int64) (got map[string]int64) {
+	below := map[string]int64{}
 	for name := range t.shares {
-		if demand[name].Units > 0 && units > 0 {
-			names, most = append(names, name), max(most, t.had[name])
+		if least := int64(t.part(name)*float64(r.Units)+1e-6) - used[name]; least > 0 {
+			below[name] = min(demand[name].Units, max(least, demand[name].Next))
 		}
 	}
-	low, high := most, most
-	for _, name := range names {
-		t.had[name] = max(t.had[name], most-float64(window)-float64(demand[name].Next)/t.part(name))
-		low, high = min(low, t.had[name]), max(high, t.after(name, min(demand[name].Units, units)))
+	t.catchUp(demand, r.Most())
+	got = t.fill(below, units, map[string]int64{})
+	left, rest := units, map[string]int64{}
+	for name := range t.shares {
+		left, rest[name] = left-got[name], demand[name].Units-got[name]
+	}
+	for name, more := range t.fill(rest, left, got) {
+		got[name] += more
+	}
+	return got
+}
+
+// catchUp has no share be further behind the most advanced than it can be while it wants units all the time, of which so many come free at
+// once: what it did not want has gone to others.
+func (t *Turns) catchUp(demand map[string]Demand, atOnce int64) {
+	most, least := math.Inf(-1), 1.0
+	for name := range t.shares {
+		least = min(least, t.part(name))
+	}
+	for name, wants := range demand {
+		if wants.Units > 0 {
+			most = max(most, t.had[name])
+		}
+	}
+	for name, wants := range demand {
+		if wants.Units > 0 {
+			t.had[name] = max(t.had[name], most-float64(atOnce)-float64(wants.Next)/t.part(name)-1/least)
+		}
+	}
+}
+
+// fill divides units by turns, once shares have got some.
+func (t *Turns) fill(demand map[string]int64, units int64, got map[string]int64) (more map[string]int64) {
+	var names []string
+	low, high := math.Inf(1), math.Inf(-1)
+	for name, wants := range demand {
+		if wants > 0 && units > 0 {
+			names = append(names, name)
+			low, high = min(low, t.after(name, got[name])), max(high, t.after(name, got[name]+min(wants, units)))
+		}
 	}
 	// Those that are less advanced than some level are raised to it. It is found by halving.
 	raised := func(name string, to float64) float64 {
-		return min(max(0, (to-t.had[name])*t.part(name)), float64(min(demand[name].Units, units)))
+		return min(max(0, (to-t.after(name, got[name]))*t.part(name)), float64(min(demand[name], units)))
 	}
 	for range 60 {
 		sum, level := 0.0, (low+high)/2
@@ -208,20 +275,20 @@ func (t *Turns) Split(demand map[string]Demand, units, window int64) (got map[st
 			low = level
 		}
 	}
-	got = map[string]int64{}
+	more = map[string]int64{}
 	left := units
 	for _, name := range names {
-		got[name] = int64(raised(name, low))
-		left -= got[name]
+		more[name] = int64(raised(name, low))
+		left -= more[name]
 	}
 	for ; left > 0; left-- { // less than one each
-		names = slices.DeleteFunc(names, func(name string) bool { return got[name] >= demand[name].Units })
+		names = slices.DeleteFunc(names, func(name string) bool { return more[name] >= demand[name] })
 		if len(names) == 0 {
 			break
 		}
-		got[slices.MinFunc(names, func(a, b string) int {
-			return cmp.Or(cmp.Compare(t.after(a, got[a]), t.after(b, got[b])), cmp.Compare(a, b))
+		more[slices.MinFunc(names, func(a, b string) int {
+			return cmp.Or(cmp.Compare(t.after(a, got[a]+more[a]), t.after(b, got[b]+more[b])), cmp.Compare(a, b))
 		})]++
 	}
-	return got
+	return more
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -114,93 +115,107 @@ func drawTurns(t *rapid.T) turnsCase {
 	return c
 }
 
-// Units are used whenever some share wants them, none gets more than it wants, and one that wants all the time has at least its part of
-// what came free since it began, but for two units.
+// Units are used whenever some share wants them, and none gets more than it wants. Of a limit of which units are free again once a window
+// has passed, each share that wants them has its part of every window.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		c := drawTurns(rt)
 		turns := NewTurns(c.shares, func() float64 { return 1 })
-		type spell struct{ units, got int64 }
-		busy := map[string]*spell{}
+		now, step := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), time.Minute
+		const steps = 5 // in a window
 		for _, r := range c.rounds {
-			got := turns.Split(r.wants, r.units, c.window)
+			now = now.Add(step)
+			used, all := turns.Within(now, steps*step), int64(0)
+			for _, n := range used {
+				all += n
+			}
+			units := min(r.units, c.window-all)
+			got := turns.Split(Rate{Units: c.window}, r.wants, units, used)
 			sum, wanted := int64(0), int64(0)
 			for name := range c.shares {
 				sum, wanted = sum+got[name], wanted+r.wants[name].Units
 				if got[name] < 0 || got[name] > r.wants[name].Units {
 					rt.Fatalf("%s wants %d and gets %d", name, r.wants[name].Units, got[name])
 				}
-				if got[name] > 0 {
-					turns.Took(name, got[name])
-				}
-				if r.wants[name].Units < 1000 {
-					delete(busy, name)
+				turns.Took(name, got[name], now, steps*step)
+			}
+			if sum != min(wanted, units) {
+				rt.Fatalf("of %d units %d are used, of %d wanted", units, sum, wanted)
+			}
+			for name := range c.shares { // below its part, it goes before those that are above theirs
+				part := int64(c.shares[name] * float64(c.window) / 100)
+				if used[name]+got[name] >= part || got[name] == r.wants[name].Units {
 					continue
 				}
-				if busy[name] == nil {
-					busy[name] = &spell{}
+				for other := range c.shares {
+					if above := used[other] + got[other] - int64(c.shares[other]*float64(c.window)/100); got[other] > 0 && above > 0 && other != name {
+						rt.Fatalf("%s has %d of its %d, while %s got %d and is %d above its part", name, used[name]+got[name], part, other, got[other], above)
+					}
 				}
-				b := busy[name]
-				b.units, b.got = b.units+r.units, b.got+got[name]
-			}
-			if sum != min(wanted, r.units) {
-				rt.Fatalf("of %d units %d are used, of %d wanted", r.units, sum, wanted)
-			}
-		}
-		for name, b := range busy {
-			// Others may be a window behind when it begins, and are served first.
-			others := float64(c.window)*(1-c.shares[name]/100) + float64(len(c.shares))
-			if least := (float64(b.units)-others)*c.shares[name]/100 - 2; float64(b.got) < least {
-				rt.Fatalf("%s, %v%% of %d, got %d, want at least %.1f", name, c.shares[name], b.units, b.got, least)
 			}
 		}
 	})
 }
 
-// A share that had no calls for long has its part of a window at once, and then keeps to it.
+// A share that had no calls for long has what comes free until it has its part, and then keeps to it.
 func TestTurnsComeBack(t *testing.T) {
 	t.Parallel()
 	s := Shares{"chat": 30, Rest: 70}
 	turns := NewTurns(s, rand.Float64)
+	used := map[string]int64{}
 	for range 1000 { // rest alone
-		got := turns.Split(map[string]Demand{Rest: {1e6, 1}}, 100, 100)
+		got := turns.Split(Rate{Units: 100}, map[string]Demand{Rest: {1e6, 1}}, 100, used)
 		if got[Rest] != 100 {
 			t.Fatalf("alone, the rest gets %d of 100", got[Rest])
 		}
-		turns.Took(Rest, 100)
+		turns.Took(Rest, 100, time.Time{}, 0)
 	}
+	used[Rest] = 100
 	first, total := int64(0), int64(0)
-	for i := range 200 { // as units come free, one by one
-		got := turns.Split(map[string]Demand{"chat": {1e6, 1}, Rest: {1e6, 1}}, 1, 100)
+	for i := range 200 { // the rest's units come free one by one, then as many of each as it has
+		if i < 30 || i%10 >= 3 {
+			used[Rest]--
+		} else {
+			used["chat"]--
+		}
+		got := turns.Split(Rate{Units: 100}, map[string]Demand{"chat": {1e6, 1}, Rest: {1e6, 1}}, 1, used)
 		for name, n := range got {
-			if n > 0 {
-				turns.Took(name, n)
-			}
+			turns.Took(name, n, time.Time{}, 0)
+			used[name] += n
 		}
 		if total += got["chat"]; i < 30 {
 			first += got["chat"]
 		}
 	}
-	if first < 29 || total < 80 || total > 85 {
+	if first != 30 || total < 78 || total > 84 {
 		t.Errorf("of the first 30 units chat gets %d, of 200 %d, want 30 and 30 + 30%% of 170", first, total)
 	}
 }
 
-// Of one unit a run of a process, each share has its part of the runs.
+// Of one unit a run of a process, each share has its part of the runs, and of many in one process its part of them.
 func TestTurnsOfOneUnit(t *testing.T) {
 	t.Parallel()
 	s := Shares{"a": 10, "b": 30, Rest: 60}
 	random := rand.New(rand.NewPCG(1, 2))
-	wins := map[string]int{}
+	all := map[string]Demand{"a": {9, 1}, "b": {9, 1}, Rest: {9, 1}}
+	same := NewTurns(s, random.Float64)
+	runs, units := map[string]int{}, map[string]int{}
 	for range 10_000 {
-		for name, n := range NewTurns(s, random.Float64).Split(map[string]Demand{"a": {9, 1}, "b": {9, 1}, Rest: {9, 1}}, 1, 1) {
-			wins[name] += int(n)
+		for name, n := range NewTurns(s, random.Float64).Split(Rate{Units: 1}, all, 1, nil) {
+			runs[name] += int(n)
+		}
+		for name, n := range same.Split(Rate{Units: 1}, all, 1, nil) {
+			same.Took(name, n, time.Time{}, 0)
+			units[name] += int(n)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s)) {
-		if part := float64(wins[name]) / 100; part < s[name]*0.85 || part > s[name]*1.15 {
+		if part := float64(runs[name]) / 100; part < s[name]*0.85 || part > s[name]*1.15 {
 			t.Errorf("%s has %.1f%% of the runs, want %v%%", name, part, s[name])
+		}
+		if part := float64(units[name]) / 100; part < s[name]-0.1 || part > s[name]+0.1 {
+			t.Errorf("%s has %.1f%% of the units, want %v%%", name, part, s[name])
 		}
 	}
 }

@@ -18,11 +18,12 @@ type Of struct{ Limit, Key string }
 // Count is what is counted of a limit, or of a key of one.
 type Count struct {
 	Of
-	Gained  time.Duration // what Postgres's clock gained while anything that still counts was under way
-	Use     limit.Use     // all but Rate and Missing is read
-	InDoubt int64         // of Use.Occupied, by requests that ended without an answer and may still arrive
-	EvenGap time.Duration // how far apart its calls go; 0: as they come
-	At      time.Time     // Postgres's clock once it was counted
+	Gained  time.Duration    // what Postgres's clock gained while anything that still counts was under way
+	Use     limit.Use        // all but Rate and Missing is read
+	InDoubt int64            // of Use.Occupied, by requests that ended without an answer and may still arrive
+	EvenGap time.Duration    // how far apart its calls go; 0: as they come
+	Shares  map[string]int64 // of a limit of concurrency with shares: what is open of each
+	At      time.Time        // Postgres's clock once it was counted
 
 	row       policy.LockedLimit
 	since     time.Time // charges with a later until count
@@ -76,6 +77,7 @@ func Read(b *pgx.Batch, counts []*Count, lowWater int64) {
 	if len(counts) == 0 {
 		return
 	}
+	readShares(b, counts)
 	names, keys, since := arrays(counts)
 	upto, estimated := make([]time.Time, len(counts)), make([]bool, len(counts))
 	of := make(map[Of]*Count, len(counts))
@@ -114,6 +116,38 @@ func Read(b *pgx.Batch, counts []*Count, lowWater int64) {
 		return err
 	})
 }
+
+// readShares has a batch count what is open of shares of limits of concurrency.
+func readShares(b *pgx.Batch, counts []*Count) {
+	of := map[Of]*Count{}
+	var names []string
+	for _, c := range counts {
+		if len(c.row.Shares) > 0 && c.row.Window == 0 {
+			of[c.Of], names, c.Shares = c, append(names, c.Limit), map[string]int64{}
+		}
+	}
+	if names == nil {
+		return
+	}
+	b.Queue(sharesSQL, names).Query(func(rows pgx.Rows) error {
+		var row Of
+		var share string
+		var units int64
+		_, err := pgx.ForEachRow(rows, []any{&row.Limit, &row.Key, &share, &units}, func() error {
+			if c := of[row]; c != nil {
+				c.Shares[share] = units
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+const sharesSQL = `
+SELECT u.name, u.key, o.shares ->> u.name AS share, sum(u.cost)::bigint
+FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.keys, o.costs) AS u (name, key, cost)
+WHERE o.shares ?| $1::text[] AND o.shares ? u.name AND u.name = ANY($1)
+GROUP BY 1, 2, 3`
 
 // AddKnown adds what was charged when units went missing.
 func AddKnown(ctx context.Context, db ledger.DB, counts []*Count) error {

@@ -3,12 +3,14 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/verification/fakeapi"
 )
 
@@ -51,7 +53,9 @@ func TestSharesAtTheDoor(t *testing.T) {
 		}
 	}
 	slices.Sort(waits)
-	at := func(share float64) time.Duration { return waits[int(share*float64(len(waits)-1))].Round(time.Millisecond) }
+	at := func(share float64) time.Duration {
+		return waits[int(share*float64(len(waits)-1))].Round(time.Millisecond)
+	}
 
 	s.exec(`UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE queue = 'import' AND status IN ('new', 'error')`)
 	from = s.api.Count()
@@ -59,6 +63,31 @@ func TestSharesAtTheDoor(t *testing.T) {
 		s.api.URL(), int(units*lasts.Seconds()))
 	s.await(time.Minute+2*lasts, `SELECT count(*) = 0 FROM call_queue WHERE status IN ('new', 'error', 'dispatched')`)
 	other := s.api.Requests()[from:]
+
+	s.exec(`INSERT INTO call_queue (queue, call_data) SELECT q, jsonb_build_object('url', $1::text || '?key=' || q)
+		FROM unnest('{chat,import}'::text[]) q, generate_series(1, $2)`, s.api.URL(), int(units*max(8, lasts.Seconds()/2)))
+	s.await(time.Minute+2*lasts, `SELECT count(*) = 0 FROM call_queue WHERE status IN ('new', 'error', 'dispatched')`)
+	out, code := s.command("verify", "-o", "json")
+	if code != 0 {
+		t.Fatalf("callq verify exits with %d: %s", code, out)
+	}
+	var proof struct{ Shares []verify.ShareUse }
+	if err := json.Unmarshal([]byte(out), &proof); err != nil {
+		t.Fatal(err)
+	}
+	for _, share := range proof.Shares {
+		least := 0.0
+		if share.LeastPercent != nil {
+			least = *share.LeastPercent
+		}
+		t.Logf("%s, guaranteed %.0f %%, had at least %.1f %% of ten windows in which it waited", share.Share, share.Percent, least)
+		if least < 0.7*share.Percent { // each of two dispatchers goes by what it has claimed itself
+			t.Errorf("share %s had %.1f %%, want %.0f %%", share.Share, least, share.Percent)
+		}
+	}
+	if len(proof.Shares) != 2 {
+		t.Errorf("verify knows %d shares", len(proof.Shares))
+	}
 
 	use := func(requests []fakeapi.Request) float64 {
 		return float64(len(requests)-1) / units / (requests[len(requests)-1].At.Sub(requests[0].At).Seconds() / window.Seconds())

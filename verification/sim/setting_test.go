@@ -254,6 +254,11 @@ func (s *setting) drawQueues(w *world) {
 		}
 		s.rules.Queues = append(s.rules.Queues, q)
 	}
+	for i := range s.rules.Limits {
+		if w.seed%3 == 1 { // no draw: worlds stay as they are
+			s.rules.Limits[i].Shares = limit.Shares{limit.Retries: 20, "priority 0-3": 30}
+		}
+	}
 }
 
 func (s *setting) queue(name string) policy.Queue {

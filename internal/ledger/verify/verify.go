@@ -32,6 +32,7 @@ type Report struct {
 	Calls    int64       `json:"calls"`           // verified
 	Attempts int64       `json:"attempts"`        // verified, in the ledger and open
 	Limits   []LimitUse  `json:"limits"`          // with Options.Since, of versions under which any started
+	Shares   []ShareUse  `json:"shares"`          // what shares of limits had
 	Arrivals []Arrivals  `json:"arrivals"`        // what the requests' arrivals rest on
 	RestsOn  []string    `json:"rests_on"`        // what the proof assumes
 	Findings []Violation `json:"findings"`        // empty: every rule holds
@@ -75,7 +76,7 @@ func Run(ctx context.Context, pool schema.DB, o Options) (report *Report, err er
 func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 	v := newVerifier(tx, o.Since)
 	for _, step := range []func(context.Context) error{
-		v.begin, v.readPolicy, v.readAttempts, v.checkUsage, v.checkVersions, v.checkCalls, v.restsOn,
+		v.begin, v.readPolicy, v.readAttempts, v.readShares, v.checkUsage, v.checkVersions, v.checkCalls, v.restsOn,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("verify: %w", err)
@@ -104,7 +105,7 @@ type verifier struct {
 
 func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
-		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}}, counts: map[[2]string]int{},
+		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}, Shares: []ShareUse{}}, counts: map[[2]string]int{},
 		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{}, arrivals: newArrivals(),
 	}
 	if !since.IsZero() {
