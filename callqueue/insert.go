@@ -144,10 +144,10 @@ func (c *Client) insertMany(ctx context.Context, db querier, calls []Call) (ids 
 // findDuplicate returns a [*DuplicateError] for the first call whose unique key an unfinished call has; nil: it has ended
 // meanwhile.
 func findDuplicate(ctx context.Context, db querier, rows []row) error {
-	queues := column(rows, func(r row) string { return r.Queue })
-	keys := column(rows, func(r row) string { return r.UniqueKey })
+	text := func(of func(r row) string) []string { return column(rows, of) }
 	duplicate := &DuplicateError{}
-	err := db.QueryRow(ctx, findDuplicateSQL, queues, keys).Scan(&duplicate.Index, &duplicate.ID)
+	err := db.QueryRow(ctx, findDuplicateSQL, text(func(r row) string { return r.Queue }), text(func(r row) string { return r.Task }),
+		text(func(r row) string { return r.Key }), text(func(r row) string { return r.json }), text(func(r row) string { return r.UniqueKey })).Scan(&duplicate.Index, &duplicate.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
@@ -157,11 +157,12 @@ func findDuplicate(ctx context.Context, db querier, rows []row) error {
 	return duplicate
 }
 
-// Uses call_queue_unique_idx. The key is NULL on a call that has ended.
+// A call's unique key is unique in the queue that routes take it to. Uses call_queue_unique_idx. The key is NULL on a call that has ended.
 const findDuplicateSQL = `
 SELECT given.n - 1, q.id
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS given (queue, unique_key, n)
-JOIN public.call_queue q ON coalesce(q.queue, 'default') = given.queue AND q.unique_key = nullif(given.unique_key, '')
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS given (queue, task, key, data, unique_key, n)
+CROSS JOIN LATERAL (SELECT public.callq_queue_of(given.queue, given.task, given.key, given.data::jsonb) AS queue WHERE given.unique_key <> '' OFFSET 0) r
+JOIN public.call_queue q ON coalesce(q.queue, 'default') = r.queue AND q.unique_key = given.unique_key
 ORDER BY given.n
 LIMIT 1`
 

@@ -2,6 +2,8 @@ package dispatcher_test
 
 import (
 	"context"
+	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -98,7 +100,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// A routed call's unique key is unique where the call has gone: one that is taken there makes it a duplicate. Caps are those of the queue that
+// A routed call's unique key is unique where the call has gone: one that is taken there makes it a duplicate, by every way in. Caps are those of the queue that
 // a call has gone to. Rules say how many calls they changed, discarded, and left as they were for an error.
 func TestRoutedCalls(t *testing.T) {
 	t.Parallel()
@@ -109,11 +111,28 @@ func TestRoutedCalls(t *testing.T) {
 	)
 	s.capInForce(r)
 	s.exec(`INSERT INTO call_queue (queue, unique_key) VALUES ('dach', 'u')`)
-	s.exec(`INSERT INTO call_queue (unique_key, call_data) VALUES ('u', '{"to": "dach", "key": "k"}'), ('v', '{"to": "dach", "key": "k"}'), ('w', '{"to": "dach"}')`)
-	s.want(`SELECT status = 'cancelled' AND error_message LIKE 'discarded by a route: call 1 of queue dach%' FROM call_queue WHERE id = 2`)
+	duplicate := callqueue.Call{UniqueKey: "u", Data: map[string]string{"to": "dach", "key": "k"}}
+	client, err := callqueue.New(s.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, err := client.Insert(t.Context(), duplicate); id != 1 || !errors.Is(err, callqueue.ErrDuplicate) {
+		t.Errorf("Insert of a duplicate: %d, %v", id, err)
+	}
+	if _, err := client.InsertMany(t.Context(), []callqueue.Call{{}, duplicate}); !reflect.DeepEqual(err, &callqueue.DuplicateError{Index: 1, ID: 1}) {
+		t.Errorf("InsertMany with a duplicate: %v", err)
+	}
+	s.want(`SELECT id = 1 AND duplicate FROM enqueue_call(unique_key => 'u', call_data => '{"to": "dach", "key": "k"}')`)
+	if _, err := s.pool.Exec(context.WithoutCancel(t.Context()), `INSERT INTO call_queue (unique_key, call_data) VALUES ('u', '{"to": "dach", "key": "k"}')`); err == nil || !strings.Contains(err.Error(), "23505") {
+		t.Errorf("an INSERT of a duplicate: %v", err)
+	}
+	s.want(`SELECT count(*) = 1 FROM call_queue`)
+	s.exec(`TRUNCATE callq.call_routed`)
+	s.exec(`ALTER SEQUENCE call_queue_id_seq RESTART WITH 3`)
+	s.exec(`INSERT INTO call_queue (unique_key, call_data) VALUES ('v', '{"to": "dach", "key": "k"}'), ('w', '{"to": "dach"}')`)
 	s.want(`SELECT queue = 'dach' AND unique_key = 'v' AND key = 'k' FROM call_queue WHERE id = 3`)
 	s.want(`SELECT coalesce(queue, 'default') = 'default' AND status = 'new' FROM call_queue WHERE id = 4`)
-	s.want(`SELECT sum(moved) = 1 AND sum(discarded) = 1 AND sum(failed) = 1 AND max(error) LIKE 'call 4: its key%' FROM callq.call_routed`)
+	s.want(`SELECT sum(moved) = 1 AND sum(discarded) = 0 AND sum(failed) = 1 AND max(error) LIKE 'call 4: its key%' FROM callq.call_routed`)
 
 	s.exec(`INSERT INTO call_queue (call_data) VALUES ('{"to": "full"}')`)
 	if _, err := s.pool.Exec(context.WithoutCancel(t.Context()), `INSERT INTO call_queue (call_data) VALUES ('{"to": "full"}')`); err == nil || !strings.Contains(err.Error(), "CQ001") {

@@ -152,7 +152,7 @@ END $$;
 
 -- Files calls that were inserted and have been changed since in the inbox, as callq.calls_inserted does with others.
 -- +goose StatementBegin
-CREATE FUNCTION callq.file_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION callq.file_calls(ids bigint[]) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
     SELECT q.queue, q.run_at, q.task, q.key, callq.priority(q.priority), count(*), array_agg(q.id)
@@ -195,7 +195,7 @@ DECLARE
     inbox_rows bigint; -- for those
     coalesced  bigint; -- inbox rows if their keys stand beside them
     last_id    bigint; -- that Postgres gave
-    ruled      boolean := pg_sequence_last_value('callq.call_ruled_seq') IS NOT NULL; -- by routes or caps
+    capped     boolean := pg_sequence_last_value('callq.call_ruled_seq') IS NOT NULL; -- some queue is
     changed    boolean := false; -- some calls are no longer as they were inserted
 BEGIN
     IF TG_RELID <> 'public.call_queue'::regclass THEN
@@ -206,13 +206,8 @@ BEGIN
         PERFORM callq.wake();
     END IF;
     -- One call, as most statements insert: grouping would cost more than all the rest.
-    IF ruled THEN -- else nothing more is asked, which takes a query
-        ruled := EXISTS (SELECT FROM callq.call_caps) OR EXISTS (
-            SELECT FROM inserted i
-            CROSS JOIN LATERAL callq.matching(coalesce(nullif(i.queue, ''), 'default'), coalesce(nullif(i.task, ''), 'http'), coalesce(i.key, ''),
-                coalesce(i.call_data, '{}'), 0));
-    END IF;
-    IF NOT ruled THEN
+    capped := capped AND EXISTS (SELECT FROM callq.call_caps); -- a query, where there ever were rules
+    IF NOT capped THEN
         INSERT INTO callq.call_inbox (queue, at, task, key, priority, calls, ids)
         SELECT coalesce(queue, 'default'), coalesce(run_at, created_at), coalesce(task, 'http'), coalesce(key, ''),
             callq.priority(priority), 1, ARRAY[id]
@@ -237,11 +232,8 @@ BEGIN
     IF changed THEN
         PERFORM callq.normalize_calls(array(SELECT id FROM inserted WHERE status IN ('', 'new', 'error') OR status IS NULL));
     END IF;
-    IF ruled THEN
-        changed := callq.apply_routes(array(SELECT id FROM inserted), true) OR changed;
-        IF EXISTS (SELECT FROM callq.call_caps) THEN
-            PERFORM callq.keep_caps(array(SELECT id FROM inserted));
-        END IF;
+    IF capped THEN
+        PERFORM callq.keep_caps(array(SELECT id FROM inserted));
     END IF;
     IF changed THEN
         PERFORM callq.file_calls(array(SELECT id FROM inserted));

@@ -79,7 +79,7 @@ BEGIN
         RETURNING q.id INTO id;
         EXIT WHEN FOUND;
         SELECT e.id INTO id FROM callq.call_effective e
-        WHERE e.queue = enqueue_call.queue AND e.unique_key = enqueue_call.unique_key;
+        WHERE e.queue = public.callq_queue_of(enqueue_call.queue, enqueue_call.task, enqueue_call.key, enqueue_call.call_data) AND e.unique_key = enqueue_call.unique_key;
         duplicate := FOUND;
         EXIT WHEN FOUND;
     END LOOP;

@@ -5,6 +5,9 @@
 -- Whether there ever were routes or caps: an INSERT looks for none before. It is a sequence, as that is read without a query.
 CREATE SEQUENCE callq.call_ruled_seq;
 
+-- Whoever inserts has the trigger's condition read it.
+GRANT SELECT ON SEQUENCE callq.call_ruled_seq TO PUBLIC;
+
 -- The rules in force, in order. What matches is NULL where it does not matter.
 CREATE TABLE callq.call_routes (
     number       integer PRIMARY KEY, -- 1 is first
@@ -28,7 +31,7 @@ CREATE TABLE callq.call_routes (
     goes_on      boolean NOT NULL     -- with the rules after it
 );
 
--- What rules did: a row a statement, which recovery adds up. They are told apart by their text, which outlives a change of the others.
+-- What rules did: a row a call and rule, which recovery adds up. They are told apart by their text, which outlives a change of the others.
 CREATE TABLE callq.call_routed (
     rule      text        NOT NULL,
     moved     bigint      NOT NULL DEFAULT 0, -- calls that it changed
@@ -99,11 +102,71 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- Puts waiting calls through the rules, and returns what becomes of those that matched one. A call whose unique key another call of its new
--- queue has is a duplicate, and discarded. It changes nothing. Of calls that are not fresh from an INSERT, those that stay as they are are
--- not among them. (A function in SQL would be planned at each call.)
+-- A call that is inserted is written as the rules have it. Its unique key is unique in the queue that it comes to.
 -- +goose StatementBegin
-CREATE FUNCTION callq.routes_of(ids bigint[], fresh boolean) RETURNS SETOF callq.routed LANGUAGE plpgsql STABLE
+CREATE FUNCTION callq.route_call() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    r callq.routed;
+BEGIN
+    IF TG_RELID <> 'public.call_queue'::regclass THEN
+        RAISE EXCEPTION 'this function is call_queue''s alone, not %''s', TG_TABLE_NAME USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    IF NEW.status NOT IN ('', 'new', 'error') OR octet_length(NEW.key) > 255 THEN -- a call that has ended, or is refused
+        RETURN NEW;
+    END IF;
+    r := callq.route(NEW.id, coalesce(nullif(NEW.queue, ''), 'default'), coalesce(nullif(NEW.task, ''), 'http'), coalesce(NEW.key, ''),
+        NEW.priority, NEW.cost, coalesce(NEW.call_data, '{}'));
+    IF r.rules IS NULL AND r.failed IS NULL THEN
+        RETURN NEW;
+    END IF;
+    INSERT INTO callq.call_routed (rule, moved, discarded, failed, error) SELECT * FROM callq.routed_by(r);
+    IF r.rules IS NULL THEN
+        RETURN NEW;
+    END IF;
+    NEW.queue := r.queue;
+    NEW.task := r.task;
+    NEW.key := r.key;
+    NEW.priority := r.priority;
+    NEW.cost := r.cost;
+    NEW.run_at := coalesce(NEW.run_at, NEW.created_at, now()) + coalesce(r.run_in, '0');
+    NEW.expires_at := coalesce(NEW.run_at + r.expires_in, NEW.expires_at);
+    IF r.discard IS NOT NULL THEN
+        NEW.status := 'cancelled';
+        NEW.error_message := r.discard;
+        NEW.finished_at := clock_timestamp();
+        NEW.ended_key := NEW.unique_key;
+        NEW.unique_key := NULL;
+    END IF;
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+
+-- What the rules did to a call, a row each.
+CREATE FUNCTION callq.routed_by(r callq.routed) RETURNS TABLE (rule text, moved bigint, discarded bigint, failed bigint, error text) LANGUAGE sql STABLE AS $$
+    SELECT n, (r.discard IS NULL)::int, (r.discard IS NOT NULL)::int, 0, NULL FROM unnest(r.rules) n
+    UNION ALL
+    SELECT n, 0, 0, 1, format('call %s: %s', r.id, r.error) FROM unnest(r.failed) n
+$$;
+
+-- The queue that a call comes to which is inserted so: where another one has its unique key.
+-- +goose StatementBegin
+CREATE FUNCTION public.callq_queue_of(queue text, task text, key text, call_data jsonb) RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN CASE WHEN pg_sequence_last_value('callq.call_ruled_seq') IS NULL THEN queue
+        ELSE (callq.route(0, queue, task, key, 5::smallint, 1, call_data)).queue END;
+END $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION callq.route_call(), public.callq_queue_of(text, text, text, jsonb) FROM PUBLIC;
+
+CREATE TRIGGER call_queue_routed BEFORE INSERT ON public.call_queue
+    FOR EACH ROW WHEN (pg_sequence_last_value('callq.call_ruled_seq') IS NOT NULL) EXECUTE FUNCTION callq.route_call();
+
+-- Puts waiting calls through the rules, and returns what becomes of those that would be others. A call whose unique key another call of its
+-- new queue has is a duplicate, and discarded. It changes nothing. (A function in SQL would be planned at each call.)
+-- +goose StatementBegin
+CREATE FUNCTION callq.routes_of(ids bigint[]) RETURNS SETOF callq.routed LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$ -- a plan may be older than the table is large
 BEGIN
     RETURN QUERY
@@ -114,55 +177,38 @@ BEGIN
             n.rules, n.failed, n.error
         FROM callq.call_effective q
         CROSS JOIN LATERAL callq.route(q.id, q.queue, q.task, q.key, q.priority, q.cost, q.call_data) n
-        WHERE q.id = ANY (routes_of.ids) AND q.status IN ('new', 'error') AND (n.rules IS NOT NULL OR n.failed IS NOT NULL)
-            AND (routes_of.fresh OR n.failed IS NOT NULL OR n.discard IS NOT NULL OR (n.queue, n.task, n.key, n.priority, n.cost) IS DISTINCT FROM (q.queue, q.task, q.key, q.priority, q.cost));
+        WHERE q.id = ANY (routes_of.ids) AND q.status IN ('new', 'error')
+            AND (n.failed IS NOT NULL OR n.discard IS NOT NULL OR (n.queue, n.task, n.key, n.priority, n.cost) IS DISTINCT FROM (q.queue, q.task, q.key, q.priority, q.cost));
 END $$;
 -- +goose StatementEnd
 
--- Does to calls what the rules make of them, and notes it. It returns whether any was changed. Calls that are fresh from an INSERT enter the
--- inbox after it, which is the caller's; of others callq.call_changed sees to that, and their times stay.
+-- Does to calls that wait what the rules make of them, and notes it. Their times stay.
 -- +goose StatementBegin
-CREATE FUNCTION callq.apply_routes(ids bigint[], fresh boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION callq.apply_routes(ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    repair CONSTANT text := coalesce(current_setting('callq.repair', true), '');
-    routed CONSTANT callq.routed[] := ARRAY(SELECT r FROM callq.routes_of(apply_routes.ids, apply_routes.fresh) r);
-    c      callq.routed;
-    moved  boolean := false;
+    c callq.routed;
 BEGIN
-    IF cardinality(routed) = 0 THEN
-        RETURN false;
-    END IF;
-    IF fresh THEN
-        PERFORM set_config('callq.repair', 'own', true);
-    END IF;
-    FOREACH c IN ARRAY routed LOOP
-        CONTINUE WHEN c.rules IS NULL;
+    FOR c IN SELECT * FROM callq.routes_of(apply_routes.ids) LOOP
         UPDATE public.call_queue q
         SET queue = c.queue, task = c.task, key = c.key, priority = c.priority, cost = c.cost,
-            run_at = CASE WHEN fresh THEN coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0') ELSE q.run_at END,
-            expires_at = coalesce(CASE WHEN fresh THEN coalesce(q.run_at, q.created_at) + coalesce(c.run_in, '0') + c.expires_in END, q.expires_at),
             status = CASE WHEN c.discard IS NULL THEN q.status ELSE 'cancelled' END,
             error_message = coalesce(c.discard, q.error_message),
             finished_at = CASE WHEN c.discard IS NOT NULL THEN clock_timestamp() END,
             ended_key = CASE WHEN c.discard IS NOT NULL THEN q.unique_key ELSE q.ended_key END,
             unique_key = CASE WHEN c.discard IS NULL THEN q.unique_key END
-        WHERE q.id BETWEEN c.id AND c.id AND q.status IN ('new', 'error'); -- no plan takes another way than the primary key
-        moved := moved OR FOUND;
+        WHERE c.rules IS NOT NULL AND q.id BETWEEN c.id AND c.id AND q.status IN ('new', 'error'); -- no plan takes another way than the primary key
+        INSERT INTO callq.call_routed (rule, moved, discarded, failed, error) SELECT * FROM callq.routed_by(c);
     END LOOP;
-    PERFORM set_config('callq.repair', repair, true);
-    INSERT INTO callq.call_routed (rule, moved, discarded, failed, error)
-    SELECT t.rule, count(*) FILTER (WHERE t.ok AND r.discard IS NULL), count(*) FILTER (WHERE t.ok AND r.discard IS NOT NULL),
-        count(*) FILTER (WHERE NOT t.ok), max(format('call %s: %s', r.id, r.error)) FILTER (WHERE NOT t.ok)
-    FROM unnest(routed) r
-    CROSS JOIN LATERAL (SELECT unnest(r.rules) AS rule, true AS ok UNION ALL SELECT unnest(r.failed), false) t
-    GROUP BY 1;
-    RETURN moved;
 END $$;
 -- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION callq.apply_routes(bigint[], boolean);
-DROP FUNCTION callq.routes_of(bigint[], boolean);
+DROP FUNCTION callq.apply_routes(bigint[]);
+DROP FUNCTION callq.routes_of(bigint[]);
+DROP TRIGGER call_queue_routed ON public.call_queue;
+DROP FUNCTION public.callq_queue_of(text, text, text, jsonb);
+DROP FUNCTION callq.route_call();
+DROP FUNCTION callq.routed_by(callq.routed);
 DROP FUNCTION callq.route(bigint, text, text, text, smallint, bigint, jsonb);
 DROP TYPE callq.routed;
 DROP FUNCTION callq.matching(text, text, text, jsonb, integer);

@@ -33,9 +33,11 @@ func TestDefinerFunctions(t *testing.T) {
 		"call_changed search_path=pg_catalog, pg_temp",
 		"call_deleted search_path=pg_catalog, pg_temp",
 		"callq_backlog search_path=pg_catalog, pg_temp",
+		"callq_queue_of search_path=pg_catalog, pg_temp",
 		"calls_inserted search_path=pg_catalog, pg_temp",
 		"enqueue_call search_path=pg_catalog, pg_temp",
 		"purge_versions search_path=pg_catalog, pg_temp",
+		"route_call search_path=pg_catalog, pg_temp",
 	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("functions that run as their owner (%v):\n%s\nwant:\n%s", err, strings.Join(got, "\n"), strings.Join(want, "\n"))

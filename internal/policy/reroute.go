@@ -35,7 +35,7 @@ func RouteWaiting(ctx context.Context, pool schema.DB, dryRun bool) ([]RoutedBy,
 		rows, _ := pool.Query(ctx, wouldRouteSQL, some)
 		found, err := pgx.CollectRows(rows, pgx.RowToStructByName[RoutedBy])
 		if err == nil && !dryRun && len(found) > 0 {
-			_, err = pool.Exec(ctx, `SELECT callq.apply_routes($1, false)`, some)
+			_, err = pool.Exec(ctx, `SELECT callq.apply_routes($1)`, some)
 		}
 		if err != nil {
 			return nil, ledger.Wrap(fmt.Sprintf("put calls %d to %d through the rules", some[0], some[len(some)-1]), err)
@@ -61,6 +61,6 @@ func RouteWaiting(ctx context.Context, pool schema.DB, dryRun bool) ([]RoutedBy,
 const wouldRouteSQL = `
 SELECT t.rule, count(*) FILTER (WHERE t.ok AND r.discard IS NULL) AS moved, count(*) FILTER (WHERE t.ok AND r.discard IS NOT NULL) AS discarded,
     count(*) FILTER (WHERE NOT t.ok) AS failed
-FROM callq.routes_of($1, false) r
+FROM callq.routes_of($1) r
 CROSS JOIN LATERAL (SELECT unnest(r.rules) AS rule, true AS ok UNION ALL SELECT unnest(r.failed), false) t
 GROUP BY t.rule`

@@ -53,7 +53,7 @@ $$;
 
 REVOKE ALL ON public.call_queue, public.call_attempts FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON SEQUENCE public.call_queue_id_seq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
-REVOKE ALL ON FUNCTION public.enqueue_call, public.callq_backlog FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+REVOKE ALL ON FUNCTION public.enqueue_call, public.callq_backlog, public.callq_queue_of FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON ALL TABLES IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA callq FROM callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
@@ -70,6 +70,7 @@ GRANT SELECT ON SEQUENCE public.call_queue_id_seq TO callq_producer;
 GRANT EXECUTE ON FUNCTION public.enqueue_call TO callq_producer, callq_enqueuer, callq_daemon;
 
 GRANT EXECUTE ON FUNCTION public.callq_backlog TO callq_producer, callq_enqueuer, callq_daemon, callq_viewer;
+GRANT EXECUTE ON FUNCTION public.callq_queue_of TO callq_producer, callq_daemon; -- where another call has the unique key
 
 -- serve, dispatch, work, maintain, and every command but migrate. The audit is written once. So is the ledger, but
 -- that retention deletes from it, that attempts of a former call whose id is used again get other numbers, and that what an
@@ -91,7 +92,7 @@ GRANT SELECT ON ALL TABLES IN SCHEMA callq TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq.epoch TO callq_daemon, callq_viewer;
 GRANT EXECUTE ON FUNCTION callq.purge_versions TO callq_daemon; -- retention
 GRANT EXECUTE ON FUNCTION callq.wake, callq.fold_waiting, callq.note_waiting, callq.keep_cap, callq.keep_caps, callq.count_waiting, callq.matching,
-    callq.route, callq.routes_of, callq.apply_routes, callq.file_calls TO callq_daemon;
+    callq.route, callq.routes_of, callq.routed_by, callq.apply_routes TO callq_daemon;
 
 -- Before Postgres 17 only a table's owner may VACUUM it.
 DO $$
