@@ -119,7 +119,7 @@ BEGIN
     IF r.rules IS NULL AND r.failed IS NULL THEN
         RETURN NEW;
     END IF;
-    INSERT INTO callq.call_routed (rule, moved, discarded, failed, error) SELECT * FROM callq.routed_by(r);
+    INSERT INTO callq.call_routed (rule, moved, discarded, failed, error) SELECT * FROM callq.routed_by(r.id, r.rules, r.discard IS NOT NULL, r.failed, r.error);
     IF r.rules IS NULL THEN
         RETURN NEW;
     END IF;
@@ -142,10 +142,11 @@ END $$;
 -- +goose StatementEnd
 
 -- What the rules did to a call, a row each.
-CREATE FUNCTION callq.routed_by(r callq.routed) RETURNS TABLE (rule text, moved bigint, discarded bigint, failed bigint, error text) LANGUAGE sql STABLE AS $$
-    SELECT n, (r.discard IS NULL)::int, (r.discard IS NOT NULL)::int, 0, NULL FROM unnest(r.rules) n
+CREATE FUNCTION callq.routed_by(id bigint, rules text[], discards boolean, failed text[], flaw text)
+RETURNS TABLE (rule text, moved bigint, discarded bigint, failures bigint, error text) LANGUAGE sql STABLE AS $$
+    SELECT n, (NOT discards)::int, discards::int, 0, NULL FROM unnest(rules) n
     UNION ALL
-    SELECT n, 0, 0, 1, format('call %s: %s', r.id, r.error) FROM unnest(r.failed) n
+    SELECT n, 0, 0, 1, format('call %s: %s', id, flaw) FROM unnest(failed) n
 $$;
 
 -- The queue that a call comes to which is inserted so: where another one has its unique key.
@@ -197,7 +198,7 @@ BEGIN
             ended_key = CASE WHEN c.discard IS NOT NULL THEN q.unique_key ELSE q.ended_key END,
             unique_key = CASE WHEN c.discard IS NULL THEN q.unique_key END
         WHERE c.rules IS NOT NULL AND q.id BETWEEN c.id AND c.id AND q.status IN ('new', 'error'); -- no plan takes another way than the primary key
-        INSERT INTO callq.call_routed (rule, moved, discarded, failed, error) SELECT * FROM callq.routed_by(c);
+        INSERT INTO callq.call_routed (rule, moved, discarded, failed, error) SELECT * FROM callq.routed_by(c.id, c.rules, c.discard IS NOT NULL, c.failed, c.error);
     END LOOP;
 END $$;
 -- +goose StatementEnd
@@ -208,7 +209,7 @@ DROP FUNCTION callq.routes_of(bigint[]);
 DROP TRIGGER call_queue_routed ON public.call_queue;
 DROP FUNCTION public.callq_queue_of(text, text, text, jsonb);
 DROP FUNCTION callq.route_call();
-DROP FUNCTION callq.routed_by(callq.routed);
+DROP FUNCTION callq.routed_by(bigint, text[], boolean, text[], text);
 DROP FUNCTION callq.route(bigint, text, text, text, smallint, bigint, jsonb);
 DROP TYPE callq.routed;
 DROP FUNCTION callq.matching(text, text, text, jsonb, integer);
