@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
@@ -238,5 +239,42 @@ func TestSharesOfLargeCalls(t *testing.T) {
 	made := one[int64](s, `SELECT count(*) FROM call_attempts WHERE queue = 'chat'`)
 	if made < 2 || made > 12 {
 		t.Errorf("%d large calls were made", made)
+	}
+}
+
+// A producer is told when its call would start, with what waits in other queues of the limit: they take turns, or have their shares.
+func TestBacklogOfSharedLimits(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		shares         limit.Shares
+		chats, imports int
+		want           float64 // minutes, for a chat
+	}{
+		"room":         {nil, 0, 5, 0},
+		"alone":        {nil, 100, 0, 10},
+		"by turns":     {nil, 20, 1000, 3},
+		"few others":   {nil, 100, 30, 13},
+		"a share":      {limit.Shares{"chat": 25}, 20, 1000, 8},
+		"little there": {limit.Shares{"chat": 25}, 100, 30, 13},
+	} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			s.alive(1000)
+			r := sharedRules(sliding("llm", 10, time.Minute), c.shares)
+			s.once(r)
+			s.calls("chat", c.chats)
+			s.calls("import", c.imports)
+			s.once(r)
+			client, err := callqueue.New(s.pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := client.Backlog(t.Context(), "chat")
+			if err != nil || b.StartsAt.IsZero() {
+				t.Fatalf("%+v, %v", b, err)
+			}
+			if in := time.Until(b.StartsAt).Minutes(); in < c.want-1.1 || in > c.want+1.1 {
+				t.Errorf("%+v: in %.1f minutes, want %.1f", b, in, c.want)
+			}
+		})
 	}
 }

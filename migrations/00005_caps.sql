@@ -176,7 +176,8 @@ CREATE TRIGGER call_queue_deleted AFTER DELETE ON public.call_queue
     EXECUTE FUNCTION callq.call_deleted();
 
 -- callq_backlog tells a producer how many calls of a queue wait, how many may (NULL: any number), and about when one that is inserted
--- now would start: when its limits have let through what waits, as fast as they may. NULL: that is not known, as while it is paused.
+-- now would start: when its limits have let through what waits, as fast as they may. Queues that share a limit take turns, or have their
+-- shares. NULL: that is not known, as while it is paused.
 -- +goose StatementBegin
 CREATE FUNCTION public.callq_backlog(queue text DEFAULT 'default', OUT waiting bigint, OUT cap bigint, OUT starts_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -187,11 +188,16 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
                 + coalesce((SELECT sum(i.calls) FROM callq.call_inbox i WHERE i.queue = callq_backlog.queue), 0)
             END AS calls
     ), limits AS (
-        SELECT l.rate, extract(epoch FROM l.window_size) AS window_s,
-            (SELECT coalesce(sum(u.used), 0) FROM callq.call_usage u
-             WHERE u.limit_name = l.name AND u.bucket > clock_timestamp() - l.window_size)
-                + (SELECT count(*) FROM callq.call_open o WHERE l.name = ANY (o.limits)) AS used
-        FROM callq.call_queues q JOIN callq.call_limits l ON l.name = ANY (q.limits)
+        SELECT extract(epoch FROM CASE WHEN l.shape ? 'burst' THEN (l.shape ->> 'period')::interval ELSE l.window_size END) / l.rate AS each_s,
+            CASE WHEN l.shape ? 'burst' THEN -(l.shape ->> 'burst')::bigint
+                ELSE (SELECT coalesce(sum(u.used), 0) FROM callq.call_usage u
+                        WHERE u.limit_name = l.name AND u.bucket > clock_timestamp() - l.window_size)
+                    + (SELECT count(*) FROM callq.call_open o WHERE l.name = ANY (o.limits)) - l.rate END AS over,
+            coalesce((SELECT sum(CASE l.shares WHEN '{}' THEN least(b.calls, w.calls + 1) ELSE b.calls END) FROM (
+                SELECT sum(f.calls) AS calls FROM callq.call_flows f WHERE f.queue = ANY (l.queues) AND f.queue <> callq_backlog.queue GROUP BY f.queue
+            ) b), 0) AS others,
+            100 / nullif(coalesce(l.shares -> callq_backlog.queue, l.shares -> 'rest')::float8, 0) - 1 AS most_others -- for each of its own
+        FROM callq.call_queues q JOIN callq.call_limits l ON l.name = ANY (q.limits) CROSS JOIN waits w
         WHERE q.name = callq_backlog.queue AND l.window_size > '0' AND NOT l.per_key
     )
     SELECT coalesce(greatest(w.calls, 0), 0)::bigint, (SELECT c.most FROM callq.call_caps c WHERE c.queue = callq_backlog.queue),
@@ -200,7 +206,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
             WHERE p.key = '' AND p.until > clock_timestamp() AND (p.what = 'queue' AND p.name = callq_backlog.queue
                 OR p.what = 'limit' AND p.name IN (SELECT unnest(q.limits) FROM callq.call_queues q WHERE q.name = callq_backlog.queue)))
         THEN clock_timestamp() + make_interval(secs => coalesce(
-            (SELECT max(greatest(0, coalesce(w.calls, 0) + l.used + 1 - l.rate) * l.window_s / l.rate) FROM limits l), 0)::double precision) END
+            (SELECT max(greatest(0, coalesce(w.calls, 0) + 1 + l.over + least(l.others, (coalesce(w.calls, 0) + 1) * l.most_others)) * l.each_s)
+             FROM limits l), 0)::double precision) END
     FROM waits w
 $$;
 -- +goose StatementEnd
