@@ -60,7 +60,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/witness", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
 		{
 			name: "dispatcher", ours: []string{
-				"callqueue", "internal/boottime", "internal/claim", "internal/handoff", "internal/ledger", "internal/limit", "internal/maintenance",
+				"callqueue", "internal/boottime", "internal/claim", "internal/handoff", "internal/history", "internal/ledger", "internal/limit", "internal/maintenance",
 				"internal/policy", "internal/recovery", "internal/schema",
 			},
 			modules: []string{cron, pgx, prometheus, redis},
@@ -86,6 +86,7 @@ func TestImports(t *testing.T) {
 		},
 		{name: "internal/pools", ours: []string{"internal/handoff", "internal/ledger"}, modules: []string{pgx}},
 		{name: "internal/maintenance", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
+		{name: "internal/history", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
 		{name: "internal/boottime", modules: []string{sys}},
 		{name: "internal/backlog", ours: []string{"internal/schema"}, modules: []string{pgx}},
 		{
@@ -93,7 +94,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx, redis},
 		},
 		{
-			name: "internal/admin", ours: []string{"callqueue", "internal/advise", "internal/budget", "internal/forecast", "internal/hours", "internal/ledger", "internal/limit", "internal/policy", "internal/usage", "internal/words"},
+			name: "internal/admin", ours: []string{"callqueue", "internal/advise", "internal/backlog", "internal/budget", "internal/forecast", "internal/hours", "internal/ledger", "internal/limit", "internal/policy", "internal/usage", "internal/words"},
 			modules: []string{pgx},
 		},
 		{name: "internal/usage", ours: []string{"internal/ledger", "internal/limit", "internal/policy"}, modules: []string{pgx}},

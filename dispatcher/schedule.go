@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/callq/callq/internal/history"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/robfig/cron/v3"
 )
@@ -19,8 +20,10 @@ type Schedule struct {
 	Vacuum    string // default "30 4 * * 0"
 }
 
-// specs returns when each job runs: the tick, retention, vacuum, and vacuum of tables that need it.
-func (s Schedule) specs() []string { return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s"} }
+// specs returns when each job runs: the tick, retention, vacuum, vacuum of tables that need it, and the history of a minute.
+func (s Schedule) specs() []string {
+	return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s", "* * * * *"}
+}
 
 // check fills in the defaults.
 func (s *Schedule) check() error {
@@ -55,6 +58,7 @@ func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 		func() { d.purge(ctx) },
 		func() { d.logJob(ctx, "vacuum", maintenance.Vacuum(ctx, d.cfg.db)) },
 		func() { d.logJob(ctx, "vacuum", maintenance.VacuumNeeded(ctx, d.cfg.db)) },
+		func() { d.noteHistory(ctx) },
 	}}
 	j.follow(d.current.Load().Schedule)
 	return j
@@ -83,6 +87,13 @@ func (d *Dispatcher) purge(ctx context.Context) {
 	}
 	if purged.Kept > 0 {
 		d.cfg.Logger.WarnContext(ctx, "rows kept that cannot be removed", "rows", purged.Kept, "why", purged.KeptFor)
+	}
+}
+
+// noteHistory notes the minute that has ended, unless nothing of it is kept.
+func (d *Dispatcher) noteHistory(ctx context.Context) {
+	if d.current.Load().Retention.History >= 0 {
+		d.logJob(ctx, "history", history.Note(ctx, d.cfg.db))
 	}
 }
 

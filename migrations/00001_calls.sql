@@ -208,8 +208,8 @@ CREATE TABLE public.call_attempts (
 -- Attempts whose answer was no success, listed by their status without reading the others.
 CREATE INDEX call_attempts_refused_idx ON public.call_attempts (code, call_id) WHERE code NOT BETWEEN 200 AND 299;
 
--- What shares of limits used of late.
-CREATE INDEX call_attempts_shares_idx ON public.call_attempts (finished_at) WHERE shares IS NOT NULL;
+-- What ended of late.
+CREATE INDEX call_attempts_finished_idx ON public.call_attempts (finished_at);
 
 -- Attempts that may still arrive.
 CREATE INDEX call_attempts_unproven_idx ON public.call_attempts (host, sent_by) WHERE arrived_by = timestamptz '2200-01-01 00:00:00Z';

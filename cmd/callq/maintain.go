@@ -54,7 +54,7 @@ func retentionCommand(a *app) *cobra.Command {
 			if dryRun {
 				verb, purge = "would remove", maintenance.DryRun
 			}
-			r, err := purge(ctx, db.DB, maintenance.Retention(db.cfg.Retention))
+			r, err := purge(ctx, db.DB, retention(db.cfg))
 			if err != nil {
 				return err
 			}

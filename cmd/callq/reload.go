@@ -94,8 +94,16 @@ func dispatcherConfig(cfg *config.Config, s servers, apply bool) dispatcher.Conf
 // settings are what a reload changes in a dispatcher. reloads names the same sections.
 func settings(cfg *config.Config) dispatcher.Settings {
 	return dispatcher.Settings{
-		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: maintenance.Retention(cfg.Retention),
+		Policy: rules(cfg), Schedule: dispatcher.Schedule(cfg.Schedule), Retention: retention(cfg),
 	}
+}
+
+func retention(cfg *config.Config) maintenance.Retention {
+	keep := maintenance.Retention(cfg.Retention)
+	if keep.History == 0 {
+		keep.History = -1
+	}
+	return keep
 }
 
 func rules(cfg *config.Config) policy.Policy {

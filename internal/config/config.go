@@ -216,6 +216,7 @@ type Retention struct {
 	Done      time.Duration `key:"done" default:"7d" allowed:"1s..3660d"`
 	Failed    time.Duration `key:"failed" default:"30d" allowed:"1s..3660d"`
 	Cancelled time.Duration `key:"cancelled" default:"1d" allowed:"1s..3660d"`
+	History   time.Duration `key:"history" default:"7d" allowed:"1h..366d|off"` // minute by minute, of limits and queues
 }
 
 // Worker is what one worker process offers.

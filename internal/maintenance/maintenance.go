@@ -19,6 +19,7 @@ type Retention struct {
 	Done      time.Duration // default 7 days
 	Failed    time.Duration // default 30 days
 	Cancelled time.Duration // default 1 day
+	History   time.Duration // of what limits and queues did each minute; default 7 days, below 0: none
 }
 
 // Purged counts what Purge removed.
@@ -30,11 +31,13 @@ type Purged struct {
 	KeptFor  string `json:"kept_reason,omitempty"` // of the last
 }
 
+const day = 24 * time.Hour
+
 const purgeBatch = 1000 // rows that one transaction reads, so that none is long
 
 // Purge removes calls that ended longer ago than keep. Then it removes the attempts in the ledger
-// whose call is gone and that no window reaches, the versions of limits that no attempt refers to, and answers
-// that are older than their queue's store_for.
+// whose call is gone and that no window reaches, the history of minutes, the versions of limits that no attempt refers to, and
+// answers that are older than their queue's store_for.
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own: what was removed before an error stays so.
@@ -69,6 +72,11 @@ func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err e
 			*rows.removed += removed
 		}
 	}
+	for _, sql := range []string{purgeLimitHistorySQL, purgeQueueHistorySQL} {
+		if _, err = pool.Exec(ctx, sql, max(0, cmp.Or(keep.History, 7*day))); err != nil {
+			return p, fmt.Errorf("remove the history: %w", err)
+		}
+	}
 	if _, err = pool.Exec(ctx, `SELECT callq.purge_versions()`); err != nil {
 		return p, fmt.Errorf("remove versions of limits: %w", err)
 	}
@@ -81,6 +89,11 @@ func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err e
 	}
 	return p, nil
 }
+
+const (
+	purgeLimitHistorySQL = `DELETE FROM callq.call_limit_history WHERE minute < clock_timestamp() - $1::interval`
+	purgeQueueHistorySQL = `DELETE FROM callq.call_queue_history WHERE minute < clock_timestamp() - $1::interval`
+)
 
 // call_attempts_result_idx finds them, each queue's oldest first. The row and its charges stay.
 const purgeResultsSQL = `
@@ -119,7 +132,6 @@ SELECT (SELECT count(*) FROM public.call_queue q WHERE ` + oldEnough + `),
 
 // args are the ages, for oldEnough.
 func (r Retention) args() pgx.StrictNamedArgs {
-	const day = 24 * time.Hour
 	return pgx.StrictNamedArgs{
 		"done": cmp.Or(r.Done, 7*day), "failed": cmp.Or(r.Failed, 30*day), "cancelled": cmp.Or(r.Cancelled, day),
 	}

@@ -76,7 +76,7 @@ GRANT EXECUTE ON FUNCTION public.callq_queue_of TO callq_producer, callq_daemon;
 -- that retention deletes from it, that attempts of a former call whose id is used again get other numbers, and that what an
 -- attempt without an answer counts until becomes known later.
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.call_queue TO callq_daemon;
-GRANT INSERT, UPDATE, DELETE ON callq.call_budgets, callq.call_caps, callq.call_waiting, callq.call_routes, callq.call_routed, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
+GRANT INSERT, UPDATE, DELETE ON callq.call_limit_history, callq.call_queue_history, callq.call_budgets, callq.call_caps, callq.call_waiting, callq.call_routes, callq.call_routed, callq.call_clock_gains, callq.call_dispatchers, callq.call_epochs, callq.call_limits, callq.call_flows, callq.call_hosts, callq.call_remotes, callq.call_meta, callq.call_inbox, callq.call_open, callq.call_pauses,
     callq.call_policies, callq.call_queues, callq.call_usage, callq.call_segments, callq.call_workers TO callq_daemon;
 GRANT UPDATE (held) ON callq.call_locks TO callq_daemon; -- no other role may lock a row
 GRANT UPDATE (id) ON callq.call_effective TO callq_daemon; -- claims lock calls through it

@@ -1,0 +1,139 @@
+// Package history notes what limits and queues did, minute by minute, so that plots need no other database.
+//
+// It reads the ledger's last minute, the flows and the pauses: a row a limit and queue, and none where nothing happened.
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/schema"
+	"github.com/jackc/pgx/v5"
+)
+
+// Note notes the last full minute, by Postgres's clock, unless another dispatcher has.
+func Note(ctx context.Context, pool schema.DB) error {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var minute time.Time
+		if err := tx.QueryRow(ctx, turnSQL).Scan(&minute); errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, settingsSQL); err != nil {
+			return err
+		}
+		for what, sql := range map[string]string{"limits": limitsSQL, "queues": queuesSQL} {
+			if _, err := tx.Exec(ctx, sql, minute); err != nil {
+				return fmt.Errorf("of %s: %w", what, err)
+			}
+		}
+		return nil
+	})
+	return ledger.Wrap("note the history", err)
+}
+
+// turnSQL returns the minute to note, and has other dispatchers wait for this transaction, and then leave it alone.
+const turnSQL = `
+INSERT INTO callq.call_meta AS m (name, at) VALUES ('history', date_trunc('minute', clock_timestamp()) - interval '1 minute')
+ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE m.at IS DISTINCT FROM excluded.at
+RETURNING at`
+
+// The sessions' settings suit statements that read few rows by id.
+const settingsSQL = `
+SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true), set_config('enable_bitmapscan', 'on', true),
+    set_config('plan_cache_mode', 'force_custom_plan', true), set_config('jit', 'off', true)`
+
+// waitsSQL is how many calls of each queue are due.
+const waitsSQL = `
+    SELECT queue, sum(calls) AS due
+    FROM (
+        SELECT queue, calls FROM callq.call_flows WHERE calls > 0
+        UNION ALL
+        SELECT queue, calls FROM callq.call_inbox WHERE calls > 0 AND at <= clock_timestamp()
+    ) b
+    GROUP BY queue`
+
+// limitsSQL: what started in the minute has ended since or is open. A pause that was over by the end of the minute is not known any more,
+// unless it was an API's.
+const limitsSQL = `
+INSERT INTO callq.call_limit_history (limit_name, minute, used, capacity, waiting, refused, closed)
+WITH waits AS (` + waitsSQL + `
+), sent AS (
+    SELECT name, sum(units) AS units, sum(refused) AS refused
+    FROM (
+        SELECT c."limit" AS name, c.cost AS units, (a.outcome = 'refused')::int AS refused
+        FROM public.call_attempts a CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint)
+        WHERE a.finished_at >= $1 AND a.started_at >= $1 AND a.started_at < $1::timestamptz + interval '1 minute'
+        UNION ALL
+        SELECT u.name, u.cost, 0
+        FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
+        WHERE o.started_at >= $1 AND o.started_at < $1::timestamptz + interval '1 minute'
+    ) s
+    GROUP BY name
+), running AS (
+    SELECT u.name, sum(u.cost) AS units FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost) GROUP BY 1
+), shut AS (
+    SELECT name, jsonb_object_agg(cause, seconds) AS causes
+    FROM (
+        SELECT name, CASE WHEN spell IS NULL THEN 'paused' ELSE 'refused' END AS cause,
+            ceil(extract(epoch FROM least(until, $1::timestamptz + interval '1 minute') - greatest(at, $1)))::int AS seconds
+        FROM callq.call_pauses
+        WHERE what = 'limit' AND key = '' AND at < $1::timestamptz + interval '1 minute' AND until > $1
+    ) p
+    WHERE seconds > 0
+    GROUP BY name
+)
+SELECT l.name, $1, least(coalesce(CASE l.window_size WHEN '0' THEN r.units ELSE s.units END, 0), 2147483647),
+    CASE l.window_size WHEN '0' THEN l.rate
+        ELSE l.rate * 60 / extract(epoch FROM CASE WHEN l.shape ? 'burst' THEN (l.shape ->> 'period')::interval ELSE l.window_size END) END,
+    coalesce(w.due, 0), coalesce(s.refused, 0), h.causes
+FROM callq.call_limits l
+LEFT JOIN sent s USING (name)
+LEFT JOIN running r USING (name)
+LEFT JOIN shut h USING (name)
+LEFT JOIN LATERAL (SELECT least(sum(due), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
+WHERE l.queues <> '{}' AND (s.units > 0 OR r.units > 0 OR w.due > 0 OR h.causes IS NOT NULL)
+ON CONFLICT DO NOTHING`
+
+// queuesSQL: of very many attempts, percentiles are those of a thousand. A call that has had another attempt no longer says when its
+// first could be made.
+const queuesSQL = `
+INSERT INTO callq.call_queue_history (queue, minute, due, started, done, errors, wait_p50, wait_p95, run_p50, run_p95)
+WITH waits AS (` + waitsSQL + `
+), ended AS MATERIALIZED (
+    SELECT queue, call_id, attempt, outcome, started_at, finished_at,
+        started_at >= $1 AND started_at < $1::timestamptz + interval '1 minute' AS began,
+        finished_at < $1::timestamptz + interval '1 minute' AS over,
+        row_number() OVER (PARTITION BY queue) <= 1000 AS picked
+    FROM public.call_attempts
+    WHERE finished_at >= $1
+), did AS (
+    SELECT queue, count(*) FILTER (WHERE began) AS started, count(*) FILTER (WHERE over AND outcome = 'done') AS done,
+        count(*) FILTER (WHERE over AND outcome IN ('error', 'permanent', 'lost')) AS errors,
+        percentile_cont('{0.5,0.95}'::float8[]) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at) * 1000)
+            FILTER (WHERE picked AND started_at IS NOT NULL) AS runs
+    FROM ended
+    GROUP BY queue
+), waited AS (
+    SELECT e.queue, percentile_cont('{0.5,0.95}'::float8[]) WITHIN GROUP (
+        ORDER BY greatest(0, extract(epoch FROM e.started_at - greatest(q.run_at, q.created_at))) * 1000) AS waits
+    FROM ended e JOIN public.call_queue q ON q.id = e.call_id
+    WHERE e.picked AND e.began AND e.attempt = 1 AND q.attempts = 1 AND isfinite(q.run_at)
+    GROUP BY e.queue
+), running AS (
+    SELECT queue, count(*) AS started FROM callq.call_open
+    WHERE started_at >= $1 AND started_at < $1::timestamptz + interval '1 minute'
+    GROUP BY queue
+)
+SELECT queue, $1, least(coalesce(w.due, 0), 2147483647), coalesce(d.started, 0) + coalesce(r.started, 0), coalesce(d.done, 0), coalesce(d.errors, 0),
+    v.waits[1], v.waits[2], d.runs[1], d.runs[2]
+FROM waits w
+FULL JOIN did d USING (queue)
+FULL JOIN waited v USING (queue)
+FULL JOIN running r USING (queue)
+WHERE w.due > 0 OR d.started > 0 OR r.started > 0 OR d.done > 0 OR d.errors > 0
+ON CONFLICT DO NOTHING`

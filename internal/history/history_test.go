@@ -1,0 +1,75 @@
+package history_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/callq/callq/internal/history"
+	"github.com/callq/callq/internal/maintenance"
+	"github.com/callq/callq/internal/pgtest"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+}
+
+func want(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	var ok *bool
+	if err := pool.QueryRow(t.Context(), sql).Scan(&ok); err != nil || ok == nil || !*ok {
+		t.Errorf("not so (%v): %s", err, sql)
+	}
+}
+
+// What the last minute had is in a row of each limit and queue, once, however often it is noted; what came before or after is not, and
+// nothing is of those in which nothing happened.
+func TestNote(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.New(t)
+	pool := pgtest.AsDaemon(t, owner)
+	exec(t, owner, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, shape, slack, send_within, queues, applied_at, applied_by, epoch)
+		SELECT name, 1, rate, span, '1 ms', shape, '1 s', '1 s', queues, now(), 'test', callq.epoch()
+		FROM (VALUES ('api', 100, interval '10 s', '{}'::jsonb, '{q}'::text[]), ('bucket', 5, '20 s', '{"algorithm": "token_bucket", "period": "1s", "burst": 5}', '{q}'),
+			('atonce', 9, '0', '{}', '{q}'), ('idle', 1, '1 s', '{}', '{none}'), ('gone', 1, '1 s', '{}', '{}')) AS l (name, rate, span, shape, queues)`)
+	exec(t, owner, `INSERT INTO call_queue (queue, status, run_at, created_at, attempts, finished_at)
+		SELECT 'q', 'done', m, m, 1, now() FROM generate_series(1, 100) i, (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c`)
+	exec(t, owner, `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
+		SELECT i, 1, 1, s, s, s + interval '2 s', CASE WHEN i <= 6 THEN 'error' WHEN i <= 9 THEN 'refused' ELSE 'done' END, 'q', 'http', '', '[{"limit": "api", "cost": 2}, {"limit": "bucket", "cost": 1}]'
+		FROM generate_series(1, 100) i, (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c,
+			LATERAL (SELECT m + CASE WHEN i <= 80 THEN interval '5 s' WHEN i <= 90 THEN interval '-40 s' ELSE interval '61 s' END AS s) at`)
+	exec(t, owner, `INSERT INTO callq.call_open (call_id, attempt, message_no, batch, cost, claimed_at, handed_at, start_by, epoch, pool, queue, task, key, limits, keys, costs, started_at)
+		SELECT i, 1, 0, 1, 1, now(), now(), now(), callq.epoch(), 'http', 'q', 'http', '', '{api,atonce}', '{"",""}', '{1,1}',
+			date_trunc('minute', now()) - CASE i % 2 WHEN 0 THEN interval '30 s' ELSE interval '90 s' END FROM generate_series(201, 206) i`)
+	exec(t, owner, `INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 7)`)
+	exec(t, owner, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by) VALUES ('limit', 'idle', 'infinity', '', date_trunc('minute', now()) - interval '20 s', '')`)
+	for range 2 {
+		if err := history.Note(t.Context(), pool); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, owner, `SELECT count(*) = 4 AND bool_and(minute = date_trunc('minute', minute)) FROM callq.call_limit_history`)
+	want(t, owner, `SELECT used = 163 AND capacity = 600 AND waiting = 7 AND refused = 3 AND closed IS NULL FROM callq.call_limit_history WHERE limit_name = 'api'`)
+	want(t, owner, `SELECT used = 80 AND capacity = 300 FROM callq.call_limit_history WHERE limit_name = 'bucket'`)
+	want(t, owner, `SELECT used = 6 AND capacity = 9 FROM callq.call_limit_history WHERE limit_name = 'atonce'`)
+	want(t, owner, `SELECT used = 0 AND closed = '{"paused": 20}' FROM callq.call_limit_history WHERE limit_name = 'idle'`)
+	want(t, owner, `SELECT count(*) = 1 AND bool_and(due = 7 AND started = 83 AND done = 71 AND errors = 6 AND wait_p50 = 5000 AND run_p95 = 2000) FROM callq.call_queue_history`)
+
+	exec(t, owner, `UPDATE callq.call_limit_history SET minute = minute - interval '8 days' WHERE limit_name <> 'api'`)
+	for keep, left := range map[time.Duration]string{7 * 24 * time.Hour: "1", -1: "0"} {
+		if keep < 0 {
+			exec(t, owner, `UPDATE callq.call_limit_history SET minute = minute - interval '1 hour'`)
+		}
+		if _, err := maintenance.Purge(t.Context(), pool, maintenance.Retention{History: keep}); err != nil {
+			t.Fatal(err)
+		}
+		if keep > 0 {
+			want(t, owner, `SELECT count(*) <= 1 FROM callq.call_limit_history`)
+		} else {
+			want(t, owner, `SELECT count(*) = `+left+` FROM callq.call_limit_history`)
+		}
+	}
+}
