@@ -148,14 +148,14 @@ func TestStatusShowsBudgets(t *testing.T) {
 		t.Errorf("mail is %+v", b)
 	}
 	out := strings.Join(strings.Fields(w.do("status")), " ")
-	has(t, out, "BUDGET RATE BURST ON OUTAGE FREE mail 1 per 1h 1 closed 0; draws wait for up to ", "search-api 2 per 1h 40 open 37 ")
+	has(t, out, "BUDGET RATE BURST ON OUTAGE FREE mail 1 per 1h 1 closed 0; draws wait for up to ", "search-api 2 per 1h 40 open 37")
 
 	newer.do("config", "apply")
 	if b := budgets()["search-api"]; len(budgets()) != 1 || b.Units != 1 || b.OnOutage != "closed" {
 		t.Errorf("search-api is %+v", b)
 	}
 
-	has(t, strings.Join(strings.Fields(w.do("status")), " "), "search-api 1 per 1h 40 closed 37; too few for a call of agents (38) ")
+	has(t, strings.Join(strings.Fields(w.do("status")), " "), "search-api 1 per 1h 40 closed 37; too few for a call of agents (38)")
 	w.do("enqueue", "http", "--queue", "agents")
 	has(t, w.do("calls", "why", "1"), "each call of queue agents needs 38 of budget search-api, of which 37 are free and 0 of these promised; they suffice in about ")
 	has(t, w.run("doctor").stdout, "ok       budgets\n")

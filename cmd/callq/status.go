@@ -75,6 +75,14 @@ func printStatus(to io.Writer, s *admin.Status) {
 	if text := s.StandbyText(); text != "" {
 		fmt.Fprintf(to, "%s\n\n", text)
 	}
+	fmt.Fprintln(to, printable(s.Verdict.Headline)+".")
+	for _, p := range s.Verdict.Points {
+		fmt.Fprintf(to, "%-8s %s\n", p.Level, printable(p.What))
+		if p.Fix != "" {
+			fmt.Fprintf(to, "%-8s %s\n", "", printable(p.Fix))
+		}
+	}
+	fmt.Fprintln(to)
 	queueTable().print(to, s.Queues)
 	table[admin.Limit]{
 		"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] },
@@ -91,11 +99,6 @@ func printStatus(to io.Writer, s *admin.Status) {
 		return []any{w.ID, w.Pool, short(strings.Join(w.Tasks, ",")), fmt.Sprintf("%d of %d", w.Running, w.Slots), beat}
 	}}.below(to, s.Workers)
 	fmt.Fprintln(to)
-	for _, p := range s.Problems() {
-		if p.Level == admin.Problem {
-			fmt.Fprintln(to, printable(p.What))
-		}
-	}
 	if s.Oldest != nil {
 		queue, ago := printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt)
 		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, queue, ago)

@@ -315,8 +315,8 @@ func (l *Limit) reckon() {
 			l.State, l.ShutUntil = shutMissing, l.MissingUntil
 		}
 	}
-	// A run uses no more at once than the limit has.
-	l.Occupied, l.InDoubt = min(use.Occupied, max(use.Occupied-use.InRuns, use.Rate.Units)), l.used.InDoubt
+	// A run uses no more at once than the limit has, and what was claimed ahead starts once units are free.
+	l.Occupied, l.InDoubt = min(use.Occupied, max(use.Occupied-use.InRuns-use.Unsent, use.Rate.Units)), l.used.InDoubt
 	if bucket {
 		l.Occupied = l.Shape.Burst - l.roomIfOpen
 	}

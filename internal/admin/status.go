@@ -16,7 +16,8 @@ import (
 
 // Status is what one screen shows, read in one snapshot.
 type Status struct {
-	At time.Time `json:"at"` // Postgres's clock
+	At      time.Time `json:"at"` // Postgres's clock
+	Verdict Verdict   `json:"verdict"`
 	// Standby is when what this standby has replayed was committed; nil: it is none.
 	Standby *time.Time `json:"standby_replayed_until,omitempty"`
 	Queues  []Queue    `json:"queues"`
@@ -32,6 +33,8 @@ type Status struct {
 	Others      []string        `json:"other_configuration"` // those of them whose file is not in force
 	Policy      *policy.Applied `json:"policy"`              // in force; nil: none was ever applied
 	Oldest      *Oldest         `json:"oldest"`              // due call; nil: none, or none among the first
+
+	trends []trend
 }
 
 // StandbyText heads what is read of a standby; "": it is none.
@@ -53,6 +56,7 @@ func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
 			Oldest: one[Oldest](r, "read the oldest call", oldestSQL),
 		}
 		holds(s.Queues, s.Limits)
+		s.trends = list[trend](r, "read what was due", trendsSQL, trendOver)
 		for _, d := range list[struct{ Text string }](r, "read the workers' http settings", httpSettingsSQL) {
 			s.HTTPTask = append(s.HTTPTask, d.Text)
 		}
@@ -62,6 +66,7 @@ func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
 		if r.err == nil {
 			s.Policy, r.err = policy.Effective(r.ctx, r.tx)
 		}
+		s.Verdict = s.judge()
 		return s
 	})
 }

@@ -53,6 +53,8 @@ func New(cfg Config) (http.Handler, error) {
 	p := &pages{cfg, templates}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", p.show(p.status))
+	mux.HandleFunc("GET /limits", p.show(p.limits))
+	mux.HandleFunc("GET /queues", p.show(p.queues))
 	mux.HandleFunc("GET /calls", p.show(p.calls))
 	mux.HandleFunc("GET /calls/{id}", p.show(p.call))
 	mux.HandleFunc("GET /limits/{name}", p.show(p.limit))

@@ -24,9 +24,79 @@ const (
 	mostError = 4 << 10
 )
 
+// statusBody is the status with the last hour of what limits and queues did.
+type statusBody struct {
+	*admin.Status
+	Limits []limitCard
+	Queues []queueRow
+}
+
+// limitCard is a limit, what waits for it, and its last hour.
+type limitCard struct {
+	admin.Limit
+	Due  int64 // calls of its queues
+	Hour plot
+}
+
+// Badge is the state of the limit in a word or two, and Class how bad that is.
+func (c limitCard) Badge() (text string) {
+	switch state, _, _ := strings.Cut(c.State, ":"); {
+	case c.Idle():
+		return "idle"
+	case state == "open" && c.Room == 0:
+		return "full"
+	default:
+		return state
+	}
+}
+
+// Class is how bad the state is, for the style.
+func (c limitCard) Class() string {
+	return map[string]string{"full": "bad", "open": "good", "idle": ""}[c.Badge()]
+}
+
+// queueRow is a queue with its last hour.
+type queueRow struct {
+	admin.Queue
+	Waited string // 95 of 100 first attempts began within this time; empty: none did of late
+	Hour   plot
+}
+
 func (p *pages) status(ctx context.Context, _ *http.Request) (*page, error) {
+	return p.overview(ctx, "status", "Status")
+}
+
+func (p *pages) limits(ctx context.Context, _ *http.Request) (*page, error) {
+	return p.overview(ctx, "limits-index", "Limits")
+}
+
+func (p *pages) queues(ctx context.Context, _ *http.Request) (*page, error) {
+	return p.overview(ctx, "queues-index", "Queues")
+}
+
+// overview is a page of all limits and queues.
+func (p *pages) overview(ctx context.Context, template, title string) (*page, error) {
 	s, err := admin.ReadStatus(ctx, p.Pool)
-	return &page{Template: "status", Title: "Status", Body: s}, err
+	if err != nil {
+		return nil, err
+	}
+	recent, err := admin.ReadRecent(ctx, p.Pool, plotBack)
+	if err != nil {
+		return nil, err
+	}
+	b, due := statusBody{Status: s}, map[string]int64{}
+	for _, q := range s.Queues {
+		due[q.Name] = q.Due
+		b.Queues = append(b.Queues, queueRow{q, waited(recent.Queues[q.Name]), queuePlot(recent, q.Name)})
+	}
+	for _, l := range s.Limits {
+		card := limitCard{Limit: l, Hour: limitPlot(recent, l)}
+		for _, q := range l.Queues {
+			card.Due += due[q]
+		}
+		b.Limits = append(b.Limits, card)
+	}
+	return &page{Template: template, Title: title, Body: b}, nil
 }
 
 // callsBody is a list of calls, newest first.
@@ -108,6 +178,7 @@ func (p *pages) call(ctx context.Context, r *http.Request) (*page, error) {
 type limitBody struct {
 	*admin.LimitDetails
 	Forecast admin.Forecast
+	Hour     plot
 }
 
 func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
@@ -123,7 +194,11 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 	if details == nil || len(forecasts) == 0 {
 		return refused(http.StatusNotFound, "There is no limit of this name. It was never published, or has been taken away."), nil
 	}
-	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Body: limitBody{details, forecasts[0]}}, nil
+	_, recent, err := admin.ReadLimitHistory(ctx, p.Pool, name, plotBack)
+	if err != nil {
+		return nil, err
+	}
+	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Body: limitBody{details, forecasts[0], limitPlot(recent, details.Limit)}}, nil
 }
 
 func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
@@ -148,6 +223,10 @@ func functions() template.FuncMap {
 		"dash":     admin.Dash,
 		"text":     admin.Text,
 		"join":     strings.Join,
+		"count":    words.Count,
+		"verb":     words.Verb,
+		"begins":   strings.HasPrefix,
+		"percent":  limitPart,
 		"json":     func(data json.RawMessage) string { return cut(indented(data), mostData) },
 		"cut":      func(text string) string { return cut(text, mostError) },
 		"calls":    callsURL,
@@ -155,6 +234,8 @@ func functions() template.FuncMap {
 		"limitURL": func(name string) string { return "/limits/" + url.PathEscape(name) },
 	}
 }
+
+func limitPart(percent float64) string { return strconv.FormatFloat(percent, 'g', 6, 64) + " %" }
 
 // cut shortens a text, and marks that.
 func cut(text string, most int) string {

@@ -96,7 +96,7 @@ func (s *site) ask(method, target string) (int, string) {
 	}
 	for _, tag := range regexp.MustCompile(`<\w+`).FindAllString(text, -1) {
 		if !strings.Contains(" <html <head <meta <link <title <style <body <header <nav <a <main <h1 <h2 <p <ul <li <table <thead <tr <th <tbody <td "+
-			"<span <progress <footer <form <input <select <option <label <button <dl <dt <dd <pre <div <b ", " "+tag+" ") {
+			"<section <article <small <code <svg <polygon <polyline <line <span <progress <footer <form <input <select <option <label <button <dl <dt <dd <pre <div <b ", " "+tag+" ") {
 			s.t.Errorf("%s %s: there is a %s", method, target, tag)
 		}
 	}

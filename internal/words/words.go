@@ -19,3 +19,11 @@ func Count(n int64, noun string) string {
 	}
 	return Number(n) + " " + noun
 }
+
+// Verb is the form of a verb for so many.
+func Verb(n int64, one, more string) string {
+	if n == 1 {
+		return one
+	}
+	return more
+}

@@ -1,0 +1,96 @@
+package console
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/words"
+)
+
+// Plots are drawn here, as SVG: a page needs no script to show them.
+
+const (
+	plotWidth, plotHeight = 240, 44
+	plotBack              = time.Hour
+	plotColumns           = 60
+)
+
+// plot is one or two lines over the last hour, or longer, and what bounds them.
+type plot struct {
+	Label  string // what it shows, for who cannot see it
+	Area   string // the corners of what lies below the first line
+	Lines  []plotLine
+	Most   string // where the bound lies, from the top; empty: there is none, or nothing is near
+	Top    string // of the scale, and what that is of
+	Nobody bool   // there is nothing to draw
+}
+
+type plotLine struct{ Class, Points string }
+
+// newPlot draws lines of values by their classes, in that order. bound is what they may be; 0: anything.
+func newPlot(label string, bound float64, classes []string, lines ...[]float64) plot {
+	top := bound
+	for _, line := range lines {
+		top = max(top, slices.Max(line))
+	}
+	p := plot{Label: label, Top: words.Number(int64(top)), Nobody: top == 0}
+	if p.Nobody {
+		return p
+	}
+	top *= 1.06 // the line of a full limit is seen
+	y := func(v float64) string { return fmt.Sprintf("%.1f", plotHeight*(1-v/top)) }
+	for i, line := range lines {
+		var points []string
+		for x, v := range line {
+			points = append(points, fmt.Sprintf("%.1f,%s", float64(x)*plotWidth/float64(max(1, len(line)-1)), y(v)))
+		}
+		p.Lines = append(p.Lines, plotLine{classes[i], strings.Join(points, " ")})
+	}
+	p.Area = fmt.Sprintf("0,%d %s %d,%d", plotHeight, p.Lines[0].Points, plotWidth, plotHeight)
+	if bound > 0 {
+		p.Most = y(bound)
+	}
+	return p
+}
+
+// limitPlot draws what was used of a limit, and what it allows: of a window that is longer than a minute nothing bounds one.
+func limitPlot(h *admin.Recent, l admin.Limit) plot {
+	minutes := h.Limits[l.Name]
+	bound, most := 0.0, int64(0)
+	for _, m := range minutes {
+		bound, most = max(bound, m.Capacity), max(most, m.Used)
+	}
+	label := fmt.Sprintf("used a minute, at most %s of %s", words.Number(most), words.Number(int64(bound)))
+	if l.Window > time.Minute {
+		bound, label = 0, "used a minute, at most "+words.Number(most)
+	}
+	return newPlot(label, bound, []string{"use"}, columns(h, minutes, func(m admin.LimitMinute) time.Time { return m.Minute },
+		func(m admin.LimitMinute) float64 { return float64(m.Used) }))
+}
+
+// queuePlot draws how many calls a minute ended and started, beside how many were due.
+func queuePlot(h *admin.Recent, name string) plot {
+	minutes := h.Queues[name]
+	at := func(m admin.QueueMinute) time.Time { return m.Minute }
+	due := columns(h, minutes, at, func(m admin.QueueMinute) float64 { return float64(m.Due) })
+	started := columns(h, minutes, at, func(m admin.QueueMinute) float64 { return float64(m.Started) })
+	return newPlot(fmt.Sprintf("due, at most %s; started, at most %s a minute", words.Number(int64(slices.Max(due))), words.Number(int64(slices.Max(started)))),
+		0, []string{"due", "use"}, due, started)
+}
+
+func columns[T any](h *admin.Recent, minutes []T, at func(T) time.Time, of func(T) float64) []float64 {
+	return admin.Columns(h, minutes, plotColumns, at, of)
+}
+
+// waited is the 95th percentile of waits in the newest minute that has one; empty: none has.
+func waited(minutes []admin.QueueMinute) string {
+	for _, m := range slices.Backward(minutes) {
+		if m.WaitP95 != nil {
+			return admin.About(time.Duration(*m.WaitP95 * float64(time.Millisecond)))
+		}
+	}
+	return ""
+}
