@@ -124,7 +124,7 @@ runs: deps ## the same, long enough for the figures of calls a second and CPU a 
 	$(E2E) -timeout 15m -run 'TestRuns$$|TestKeysInRuns' -figures 2
 
 limits: deps ## limits per key, by cost and of concurrency, shares, with 8 dispatchers, kills, 24 queues: never over
-	$(E2E) -timeout 8m -run 'TestLimits|TestBackpressure|TestSharesAtTheDoor|TestCapUnderKills'
+	$(E2E) -timeout 8m -run 'TestLimits|TestBackpressure|TestSharesAtTheDoor|TestCapUnderKills|TestReplayIsWhatHappened'
 
 # SEED=… replays the kills of a round that failed.
 kill: deps ## 28 random faults under load (kills, freezes, locks, lost packets, clock steps, promotions), then an oracle on what the API saw

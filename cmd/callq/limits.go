@@ -36,7 +36,7 @@ func limitsCommand(a *app) *cobra.Command {
 			Args: cobra.ExactArgs(1),
 			RunE: a.query(showLimit),
 		},
-		limitsAdviseCommand(a), limitsForecastCommand(a), limitsHistoryCommand(a), limitsSetCommand(a),
+		limitsAdviseCommand(a), limitsForecastCommand(a), limitsHistoryCommand(a), limitsReplayCommand(a), limitsSetCommand(a),
 		&cobra.Command{
 			Use: "reset LIMIT", Short: "Put the configuration's rate in force again",
 			Args: cobra.ExactArgs(1),

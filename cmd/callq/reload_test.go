@@ -274,7 +274,7 @@ func TestParts(t *testing.T) {
 		}},
 		Budgets:   map[string]config.Budget{"search": {Rule: searchRule, OnOutage: "open"}},
 		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
-		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3},
+		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3, History: 4},
 		Worker:    config.Worker{Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5},
 		HTTPTask: config.HTTPTask{
 			Hosts: []string{"h"}, PrivateHosts: []string{"p"}, AllowPrivate: true, Store: "all",
@@ -303,7 +303,7 @@ func TestParts(t *testing.T) {
 			}},
 		},
 		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
-		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3},
+		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3, History: 4},
 		MaxData:   1000,
 		Schema:    "own", TableSchema: "theirs", Failover: policy.Strict,
 	}

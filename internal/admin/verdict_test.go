@@ -33,14 +33,16 @@ func TestVerdict(t *testing.T) {
 		"full, idle": {func(s *Status) { s.Limits[0].Room = 0 }, OK, "All is well; nothing waits", nil},
 		"full": {
 			func(s *Status) { s.Queues[1].Due, s.Limits[0].Room, s.Limits[0].OpensAt = 2618, 0, &soon },
-			Note, "1 limit holds calls back; 2,618 calls wait", []string{"limit bank is full, next unit in 3 s; 2,618 calls wait for it: callq limits forecast bank"},
+			Note, "1 limit holds calls back; 2,618 calls wait",
+			[]string{"limit bank is full, next unit in 3 s; 2,618 calls wait for it: callq limits forecast bank"},
 		},
 		"refused and paused": {
 			func(s *Status) {
 				s.Queues[0].Due, s.Queues[1].Due = 1, 1
 				s.Limits[0].State, s.Limits[0].ShutUntil, s.Limits[1].State = "refused: 429", &soon, "paused: holidays"
 			},
-			Note, "2 limits hold calls back; 2 calls wait", []string{
+			Note, "2 limits hold calls back; 2 calls wait",
+			[]string{
 				"limit bank is refused: 429 until 2026-11-28 12:00:03Z; 1 call waits for it: callq limits advise bank",
 				"limit smtp is paused: holidays; 1 call waits for it: callq limits resume smtp",
 			},
@@ -49,7 +51,8 @@ func TestVerdict(t *testing.T) {
 			func(s *Status) {
 				s.Queues[0].Due, s.trends = 700, []trend{{"mail", 100, now.Add(-11 * time.Minute)}, {"pay", 0, now.Add(-11 * time.Minute)}}
 			},
-			Note, "1 thing to know; 700 calls wait", []string{"queue mail grows by 60 a minute: 700 calls are due: callq queues forecast mail"},
+			Note, "1 thing to know; 700 calls wait",
+			[]string{"queue mail grows by 60 a minute: 700 calls are due: callq queues forecast mail"},
 		},
 		"what came just now": {
 			func(s *Status) { s.Queues[0].Due, s.trends = 700, []trend{{"mail", 100, now.Add(-2 * time.Minute)}} },
@@ -57,7 +60,8 @@ func TestVerdict(t *testing.T) {
 		},
 		"nobody": {
 			func(s *Status) { s.Workers, s.Queues[1].Due, s.Limits[0].Room = nil, 1, 0 },
-			Problem, "1 problem; 1 call waits", []string{"no worker is alive: nothing is sent: callq serve, or callq work", "limit bank is full; 1 call waits for it: callq limits forecast bank"},
+			Problem, "1 problem; 1 call waits",
+			[]string{"no worker is alive: nothing is sent: callq serve, or callq work", "limit bank is full; 1 call waits for it: callq limits forecast bank"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -23,31 +23,36 @@ type plot struct {
 	Label  string // what it shows, for who cannot see it
 	Area   string // the corners of what lies below the first line
 	Lines  []plotLine
-	Most   string // where the bound lies, from the top; empty: there is none, or nothing is near
-	Top    string // of the scale, and what that is of
+	Most   string // where the bound lies, from the top; empty: there is none
 	Nobody bool   // there is nothing to draw
 }
 
 type plotLine struct{ Class, Points string }
 
-// newPlot draws lines of values by their classes, in that order. bound is what they may be; 0: anything.
-func newPlot(label string, bound float64, classes []string, lines ...[]float64) plot {
+// curve is what a line shows, and the class that it is drawn with.
+type curve struct {
+	class  string
+	values []float64
+}
+
+// newPlot draws curves. bound is what they may be; 0: anything.
+func newPlot(label string, bound float64, curves ...curve) plot {
 	top := bound
-	for _, line := range lines {
-		top = max(top, slices.Max(line))
+	for _, c := range curves {
+		top = max(top, slices.Max(c.values))
 	}
-	p := plot{Label: label, Top: words.Number(int64(top)), Nobody: top == 0}
+	p := plot{Label: label, Nobody: top == 0}
 	if p.Nobody {
 		return p
 	}
 	top *= 1.06 // the line of a full limit is seen
 	y := func(v float64) string { return fmt.Sprintf("%.1f", plotHeight*(1-v/top)) }
-	for i, line := range lines {
+	for _, c := range curves {
 		var points []string
-		for x, v := range line {
-			points = append(points, fmt.Sprintf("%.1f,%s", float64(x)*plotWidth/float64(max(1, len(line)-1)), y(v)))
+		for x, v := range c.values {
+			points = append(points, fmt.Sprintf("%.1f,%s", float64(x)*plotWidth/float64(max(1, len(c.values)-1)), y(v)))
 		}
-		p.Lines = append(p.Lines, plotLine{classes[i], strings.Join(points, " ")})
+		p.Lines = append(p.Lines, plotLine{c.class, strings.Join(points, " ")})
 	}
 	p.Area = fmt.Sprintf("0,%d %s %d,%d", plotHeight, p.Lines[0].Points, plotWidth, plotHeight)
 	if bound > 0 {
@@ -67,8 +72,8 @@ func limitPlot(h *admin.Recent, l admin.Limit) plot {
 	if l.Window > time.Minute {
 		bound, label = 0, "used a minute, at most "+words.Number(most)
 	}
-	return newPlot(label, bound, []string{"use"}, columns(h, minutes, func(m admin.LimitMinute) time.Time { return m.Minute },
-		func(m admin.LimitMinute) float64 { return float64(m.Used) }))
+	return newPlot(label, bound, curve{"use", columns(h, minutes, func(m admin.LimitMinute) time.Time { return m.Minute },
+		func(m admin.LimitMinute) float64 { return float64(m.Used) })})
 }
 
 // queuePlot draws how many calls a minute ended and started, beside how many were due.
@@ -78,7 +83,7 @@ func queuePlot(h *admin.Recent, name string) plot {
 	due := columns(h, minutes, at, func(m admin.QueueMinute) float64 { return float64(m.Due) })
 	started := columns(h, minutes, at, func(m admin.QueueMinute) float64 { return float64(m.Started) })
 	return newPlot(fmt.Sprintf("due, at most %s; started, at most %s a minute", words.Number(int64(slices.Max(due))), words.Number(int64(slices.Max(started)))),
-		0, []string{"due", "use"}, due, started)
+		0, curve{"due", due}, curve{"use", started})
 }
 
 func columns[T any](h *admin.Recent, minutes []T, at func(T) time.Time, of func(T) float64) []float64 {

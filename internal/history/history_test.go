@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
 		t.Fatalf("%v\n%s", err, sql)
 	}
 }
