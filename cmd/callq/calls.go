@@ -26,6 +26,7 @@ func callsCommand(a *app) *cobra.Command {
 	const forms = callForms + " Exit code 4 if an ID does not exist; the others are shown first."
 	return group("calls", "List calls, say why they wait, wait for them, retry, cancel and delete them",
 		callsListCommand(a),
+		callsErrorsCommand(a),
 		&cobra.Command{
 			Use: "get ID...", Short: "Show calls with every attempt",
 			Long: "Show calls with every attempt. " + forms,
@@ -116,6 +117,25 @@ func callsListCommand(a *app) *cobra.Command {
 	filterVar(cmd.Flags(), &filter, callqueue.Statuses())
 	cmd.Flags().IntVar(&limit, "limit", 50, "how many at most")
 	cmd.Flags().Int64Var(&filter.Before, "before", 0, "only ids below this one: the next page")
+	return cmd
+}
+
+func callsErrorsCommand(a *app) *cobra.Command {
+	var filter admin.Filter
+	cmd := &cobra.Command{
+		Use: "errors", Short: "Group the calls that failed by queue, task, HTTP status and error",
+		Long: "Group the calls that failed by queue, task, HTTP status and error, the largest group first. In errors # stands for numbers\n" +
+			"and ids, … for what is quoted. It groups the newest 100,000.",
+		Example: "  callq calls errors\n  callq calls list --status failed --task http --code 402",
+		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+			groups, err := admin.ReadErrors(ctx, db.DB, filter)
+			return table[admin.ErrorGroup]{"QUEUE,TASK,CODE,ERROR,CALLS,LAST FAILED AT,EXAMPLE", func(g admin.ErrorGroup) []any {
+				return []any{short(g.Queue), short(g.Task), g.Code, short(g.Shape), g.Calls, g.Last, g.Example}
+			}}.show(a, groups, err)
+		}),
+	}
+	cmd.Flags().StringVar(&filter.Queue, "queue", "", "only of this queue")
+	cmd.Flags().StringVar(&filter.Task, "task", "", "only of this task")
 	return cmd
 }
 

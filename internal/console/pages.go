@@ -103,7 +103,8 @@ func (p *pages) overview(ctx context.Context, template, title string) (*page, er
 type callsBody struct {
 	Asked         url.Values // the filter
 	Calls         []admin.Call
-	Newest, Older string // addresses of other pages; empty: there is none
+	Newest, Older string             // addresses of other pages; empty: there is none
+	Groups        []admin.ErrorGroup // of all dead letters of the queue and task, on their first page
 }
 
 func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
@@ -142,6 +143,11 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	title := "Calls"
 	if status == string(callqueue.StatusFailed) {
 		title = "Dead letters"
+		if f.Before == 0 && f.Codes == nil && f.Key == nil {
+			if b.Groups, err = admin.ReadErrors(ctx, p.Pool, f); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return &page{Template: "calls", Title: title, Body: b}, nil
 }
@@ -227,12 +233,21 @@ func functions() template.FuncMap {
 		"verb":     words.Verb,
 		"begins":   strings.HasPrefix,
 		"percent":  limitPart,
+		"code":     codeText,
 		"json":     func(data json.RawMessage) string { return cut(indented(data), mostData) },
 		"cut":      func(text string) string { return cut(text, mostError) },
 		"calls":    callsURL,
 		"queueURL": func(name string) string { return "/queues/" + url.PathEscape(name) },
 		"limitURL": func(name string) string { return "/limits/" + url.PathEscape(name) },
 	}
+}
+
+// codeText is an HTTP status; empty: there was none.
+func codeText(code *int) string {
+	if code == nil {
+		return ""
+	}
+	return strconv.Itoa(*code)
 }
 
 func limitPart(percent float64) string { return strconv.FormatFloat(percent, 'g', 6, 64) + " %" }
