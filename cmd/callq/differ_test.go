@@ -161,7 +161,7 @@ func TestStatusShowsBudgets(t *testing.T) {
 	has(t, w.run("doctor").stdout, "ok       budgets\n")
 
 	refused := w
-	refused.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h, on_outage: open}}\nqueues: {agents: {needs: {search-api: 1}}}\n"
+	refused.config = quiet + "budgets: {mail: {rate: 1/h}, search-api: {rate: 2/h}}\nqueues: {agents: {needs: {search-api: 1}}}\n"
 	_, err = client.TxPipelined(t.Context(), func(p redis.Pipeliner) error { // between the two nothing is claimed
 		p.Del(t.Context(), "callq:budget:{search-api}")
 		p.LPush(t.Context(), "callq:budget:{search-api}", "x")
