@@ -157,13 +157,21 @@ func findDuplicate(ctx context.Context, db querier, rows []row) error {
 	return duplicate
 }
 
-// A call's unique key is unique in the queue that routes take it to. Uses call_queue_unique_idx. The key is NULL on a call that has ended.
+// A call's unique key is unique in the queue that routes take it to. Rows are looked at one after another, up to the first that has a
+// duplicate. Uses call_queue_unique_idx. The key is NULL on a call that has ended.
 const findDuplicateSQL = `
-SELECT given.n - 1, q.id
+WITH ruled AS MATERIALIZED (SELECT public.callq_queue_of(NULL, NULL, NULL, NULL) IS NOT NULL AS ever)
+SELECT given.n - 1, other.id
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) WITH ORDINALITY AS given (queue, task, key, data, unique_key, n)
-CROSS JOIN LATERAL (SELECT public.callq_queue_of(given.queue, given.task, given.key, given.data::jsonb) AS queue WHERE given.unique_key <> '' OFFSET 0) r
-JOIN public.call_queue q ON coalesce(q.queue, 'default') = r.queue AND q.unique_key = given.unique_key
-ORDER BY given.n
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN (SELECT ever FROM ruled) THEN public.callq_queue_of(given.queue, given.task, given.key, given.data::jsonb)
+        ELSE given.queue END AS queue
+    WHERE given.unique_key <> ''
+    OFFSET 0
+) to_be
+CROSS JOIN LATERAL (
+    SELECT q.id FROM public.call_queue q WHERE coalesce(q.queue, 'default') = to_be.queue AND q.unique_key = given.unique_key LIMIT 1
+) other
 LIMIT 1`
 
 func (c *Client) checkAll(calls []Call) ([]row, error) {

@@ -149,12 +149,14 @@ RETURNS TABLE (rule text, moved bigint, discarded bigint, failures bigint, error
     SELECT n, 0, 0, 1, format('call %s: %s', id, flaw) FROM unnest(failed) n
 $$;
 
--- The queue that a call comes to which is inserted so: where another one has its unique key.
+-- The queue that a call comes to which is inserted so: where another one has its unique key. Of no queue (NULL) it is '' if there ever
+-- were rules, else NULL.
 -- +goose StatementBegin
 CREATE FUNCTION public.callq_queue_of(queue text, task text, key text, call_data jsonb) RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN CASE WHEN pg_sequence_last_value('callq.call_ruled_seq') IS NULL THEN queue
+        WHEN queue IS NULL THEN ''
         ELSE (callq.route(0, queue, task, key, 5::smallint, 1, call_data)).queue END;
 END $$;
 -- +goose StatementEnd
