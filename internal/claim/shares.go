@@ -2,6 +2,7 @@ package claim
 
 import (
 	"encoding/json"
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -107,15 +108,22 @@ func (s *shares) demand(of usage.Of, l policy.LockedLimit, queue string, blocked
 	return demand, by
 }
 
+// withShares yields what is counted of limits that have shares, with the limits' places.
+func (h *headroom) withShares() iter.Seq2[int, *usage.Count] {
+	return func(yield func(int, *usage.Count) bool) {
+		for i, count := range h.counts {
+			if place := h.places[i]; len(h.limits[place].Shares) > 0 && !yield(place, count) {
+				return
+			}
+		}
+	}
+}
+
 // leave takes from the headroom of a claim what is for shares of other queues only.
 func (s *shares) leave(c *candidates, blocked map[string]time.Time) {
 	h := c.head
-	for i, count := range h.counts {
-		l := h.limits[h.places[i]]
-		if len(l.Shares) == 0 {
-			continue
-		}
-		q := h.Admission[h.places[i]]
+	for place, count := range h.withShares() {
+		l, q := h.limits[place], h.Admission[place]
 		others, by := s.demand(count.Of, l, c.queue.Name, blocked)
 		if len(others) == 0 || q.Room[count.Key] == 0 {
 			continue
@@ -184,12 +192,8 @@ func (c *candidates) waitsElse(key string, l policy.LockedLimit) bool {
 // divide divides what the claim may use among its own calls, where they are of several shares of a limit.
 func (s *shares) divide(c *candidates) {
 	h := c.head
-	for i, count := range h.counts {
-		l := h.limits[h.places[i]]
-		if len(l.Shares) == 0 {
-			continue
-		}
-		q := h.Admission[h.places[i]]
+	for place, count := range h.withShares() {
+		l, q := h.limits[place], h.Admission[place]
 		turns := s.of(count.Of, l)
 		h.shares[count.Of] = &part{turns: turns, span: count.Use.Rate.Span()}
 		if own := c.waiting(count.Of, l, s.seen[c.queue.Name]); len(own) > 1 {
@@ -311,12 +315,9 @@ func (h *headroom) lend(b *batch) (lent bool) {
 func (s *shares) note(c *candidates, queue string, chosen int) {
 	seen := sight{at: s.cfg.Now(), lacks: map[usage.Of]map[string]limit.Demand{}}
 	if c != nil {
-		for i, count := range c.head.counts {
-			l := c.head.limits[c.head.places[i]]
-			if len(l.Shares) == 0 || !c.short(count.Of, l, c.head.Admission[c.head.places[i]]) {
-				continue
-			}
-			if wants := c.waiting(count.Of, l, s.seen[queue]); len(wants) > 0 {
+		for place, count := range c.head.withShares() {
+			l := c.head.limits[place]
+			if wants := c.waiting(count.Of, l, s.seen[queue]); len(wants) > 0 && c.short(count.Of, l, c.head.Admission[place]) {
 				seen.lacks[count.Of] = wants
 			}
 		}
