@@ -282,3 +282,40 @@ func TestBacklogOfSharedLimits(t *testing.T) {
 		})
 	}
 }
+
+// Of a limit that has room, something is claimed, whoever's turn is first: where a dispatcher does not know yet what other queues want,
+// and where the turns of two limits are of different shares.
+func TestSharesTakeWhatThereIs(t *testing.T) {
+	t.Parallel()
+	one := func(name string) policy.Limit {
+		return policy.Limit{
+			Name: name, Rate: limit.Rate{Units: 1},
+			Shares: limit.Shares{"priority 0-3": 30, limit.Retries: 20, limit.Rest: 50},
+		}
+	}
+	for name, c := range map[string]struct {
+		rules policy.Policy
+		sql   string
+	}{
+		"others want less than they might": {
+			policy.Policy{Limits: []policy.Limit{one("llm")}, Queues: []policy.Queue{queue("chat", "llm"), queue("import", "llm")}},
+			`INSERT INTO call_queue (queue, priority) SELECT q, p FROM (VALUES ('chat', 7), ('chat', 1), ('import', 1)) v (q, p), generate_series(1, 40)`,
+		},
+		"two limits": {
+			policy.Policy{Limits: []policy.Limit{one("llm"), one("sockets")}, Queues: []policy.Queue{queue("chat", "llm", "sockets")}},
+			`INSERT INTO call_queue (queue, priority) SELECT 'chat', p FROM (VALUES (7), (1)) v (p), generate_series(1, 40)`,
+		},
+	} {
+		parallel(t, name, func(t *testing.T, s *system) {
+			s.alive(1000)
+			s.publish(c.rules)
+			s.exec(c.sql)
+			for range 20 { // the first turn is by chance
+				s.turn(s.dispatcher(c.rules))
+				s.want(`SELECT count(*) = 1 FROM callq.call_open`)
+				s.exec(`UPDATE call_queue SET status = 'cancelled', finished_at = now() WHERE id IN (SELECT call_id FROM callq.call_open)`)
+				s.exec(`DELETE FROM callq.call_open`)
+			}
+		})
+	}
+}

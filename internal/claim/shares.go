@@ -21,8 +21,8 @@ type shares struct {
 	turns map[usage.Of]*limit.Turns
 	seen  map[string]sight // by queue
 	due   map[string]bool  // the queues with calls that may be claimed
-	left  map[string]int64 // by queue: units that claims of others left to it
-	freed bool             // some that were left are not wanted: others may have more
+	left  map[string]map[string]int64 // by queue and share: units that claims of others left to it
+	freed bool                        // some that were left are not wanted: others may have more
 }
 
 // sight is what a queue's last claim left waiting because limits lacked units.
@@ -32,7 +32,7 @@ type sight struct {
 }
 
 func newShares(cfg *Config) *shares {
-	return &shares{cfg: cfg, turns: map[usage.Of]*limit.Turns{}, seen: map[string]sight{}, due: map[string]bool{}, left: map[string]int64{}}
+	return &shares{cfg: cfg, turns: map[usage.Of]*limit.Turns{}, seen: map[string]sight{}, due: map[string]bool{}, left: map[string]map[string]int64{}}
 }
 
 // seenFor is for how long a claim says what its queue waits for, unless its limits are known to have no room.
@@ -141,7 +141,10 @@ func (s *shares) leave(c *candidates, blocked map[string]time.Time) {
 			q.Room[count.Key] -= units
 			q.Left[count.Key] += units
 			for _, queue := range by[name] {
-				s.left[queue] += units
+				if s.left[queue] == nil {
+					s.left[queue] = map[string]int64{}
+				}
+				s.left[queue][name] += units
 			}
 		}
 	}
@@ -305,8 +308,9 @@ func (h *headroom) lend(b *batch) (lent bool) {
 		if p.lent == nil {
 			p.lent = map[string]bool{}
 		}
+		// The others keep what they have left: its turn may be first at one limit, and another's at another limit of the queue.
 		next := p.turns.First(names)
-		p.units, p.lent[next], lent = map[string]int64{next: all}, true, true
+		p.units[next], p.lent[next], lent = all, true, true
 	}
 	return lent
 }
@@ -323,8 +327,24 @@ func (s *shares) note(c *candidates, queue string, chosen int) {
 		}
 	}
 	s.seen[queue] = seen
-	s.freed = s.freed || len(seen.lacks) == 0 && s.left[queue] > int64(chosen)
+	unwanted := int64(0)
+	for name, units := range s.left[queue] {
+		if !seen.wants(name) {
+			unwanted += units
+		}
+	}
+	s.freed = s.freed || unwanted > int64(chosen)
 	delete(s.left, queue)
+}
+
+// wants reports whether calls of a share wait.
+func (s sight) wants(name string) bool {
+	for _, lacks := range s.lacks {
+		if lacks[name].Units > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // short reports whether a limit lacks units for some next call.

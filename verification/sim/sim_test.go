@@ -35,6 +35,7 @@ func TestSimulation(t *testing.T) {
 		seeds = []uint64{*seedFlag}
 	}
 	var next, arrived, virtual atomic.Int64
+	var failed sync.Map
 	var lanes sync.WaitGroup
 	for range min(2, len(seeds)) {
 		l := newLane(t)
@@ -44,6 +45,7 @@ func TestSimulation(t *testing.T) {
 				w, err := simulate(t.Context(), l, seeds[i], mutant{rough: *roughFlag})
 				if err != nil {
 					t.Error(err)
+					failed.Store(seeds[i], true)
 				}
 				arrived.Add(int64(len(w.api.arrivals)))
 				virtual.Add(int64(w.now))
@@ -61,6 +63,10 @@ func TestSimulation(t *testing.T) {
 	}
 	lanes.Wait()
 	t.Logf("%d seeds, %d requests, %s of virtual time", len(seeds), arrived.Load(), time.Duration(virtual.Load()).Round(time.Hour))
+	failed.Range(func(seed, _ any) bool {
+		t.Logf("seed %d failed", seed) // last, for a reader of the end
+		return true
+	})
 }
 
 // TestReplay: a seed always gives the same events.
