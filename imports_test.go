@@ -13,6 +13,7 @@ import (
 const module = "github.com/callq/callq/"
 
 const (
+	bcrypt     = "golang.org/x/crypto/bcrypt"
 	asynq      = "github.com/hibiken/asynq"
 	cobra      = "github.com/spf13/cobra"
 	cron       = "github.com/robfig/cron/v3"
@@ -72,7 +73,7 @@ func TestImports(t *testing.T) {
 			},
 			modules: []string{pgx, prometheus, redis},
 		},
-		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit", "internal/schema"}, modules: []string{cron, pgx, redis, yaml}},
+		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit", "internal/schema", "internal/words"}, modules: []string{cron, pgx, redis, yaml}},
 		{
 			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/schema"},
 			modules: []string{pgx},
@@ -98,7 +99,12 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx},
 		},
 		{name: "internal/usage", ours: []string{"internal/ledger", "internal/limit", "internal/policy"}, modules: []string{pgx}},
-		{name: "internal/console", ours: []string{"callqueue", "internal/admin", "internal/schema", "internal/words"}, modules: []string{pgx}},
+		{
+			name: "internal/actions", ours: []string{"callqueue", "internal/admin", "internal/ledger", "internal/limit", "internal/policy", "internal/schema", "internal/words"},
+			modules: []string{pgx},
+		},
+		{name: "internal/access", modules: []string{bcrypt}},
+		{name: "internal/console", ours: []string{"callqueue", "internal/access", "internal/actions", "internal/admin", "internal/schema", "internal/words"}, modules: []string{pgx}},
 		{name: "internal/handoff", ours: []string{"internal/limit"}, modules: []string{asynq, pgx, redis}},
 		{name: "migrations", ours: []string{"internal/schema"}, modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},

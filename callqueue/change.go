@@ -142,6 +142,32 @@ SELECT c.id, d.id IS NOT NULL AS changed, coalesce(d.status, c.status) AS status
 FROM call c
 LEFT JOIN changed d ON d.id = c.id`
 
+// RunNow makes calls due that wait for later: for their RunAt, or for a retry. What holds up others that are due holds them up
+// too. RunNow leaves other calls alone.
+//
+// The role needs SELECT and UPDATE on call_queue.
+func (c *Client) RunNow(ctx context.Context, ids ...int64) ([]ChangeResult, error) {
+	return change{what: "run calls now", sql: runNowSQL}.run(ctx, c, ids)
+}
+
+// The calls $1 are locked.
+const runNowSQL = `
+WITH call AS MATERIALIZED (
+    SELECT q.id, q.status, q.run_at > clock_timestamp() AND q.status IN ('new', 'error') AS fit,
+        EXISTS (SELECT FROM callq.call_open o WHERE o.call_id = q.id) AS open, NULL::bigint AS duplicate_of
+    FROM public.call_queue q
+    WHERE q.id = ANY($1::bigint[])
+), changed AS (
+    UPDATE public.call_queue q
+    SET run_at = clock_timestamp()
+    FROM call c
+    WHERE q.id = c.id AND c.fit
+    RETURNING q.id
+)
+SELECT c.id, d.id IS NOT NULL AS changed, c.status, c.open, c.duplicate_of
+FROM call c
+LEFT JOIN changed d ON d.id = c.id`
+
 // Delete removes calls that have ended or wait; a call that waited is not made. It leaves alone calls that are
 // dispatched, or were cancelled and still run: cancel them first, and let them end. Deleting frees no units: the ledger
 // keeps the attempts for as long as a limit may count them.

@@ -74,6 +74,6 @@ func TestPauseWaitsForWhatIsAhead(t *testing.T) {
 	s.once(rules(sliding("api", 5, time.Second)))
 	s.start(time.Minute)
 	s.exec(`UPDATE callq.call_open SET started_at = clock_timestamp() + interval '90 ms'`)
-	s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
+	s.pause(ledger.Paused{What: "queue", Name: "default", Author: ledger.Author{Reason: "test", By: "test"}})
 	s.want(`SELECT clock_timestamp() > started_at FROM callq.call_open`)
 }

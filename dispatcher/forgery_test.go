@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
@@ -241,7 +242,7 @@ func (s *system) honestHistory() {
 	s.exec(`INSERT INTO call_queue (call_data) SELECT jsonb_build_object('url', $1::text) FROM generate_series(1, 3)`, server.URL)
 	s.exec(`INSERT INTO call_queue (queue, task) VALUES ('timed', 'mine'), ('heavy', 'mine')`)
 	phase(`SELECT count(*) = 19 FROM call_queue WHERE status IN ('done', 'failed')`)
-	if _, err := policy.Reset(context.Background(), s.pool, "api", "test"); err != nil {
+	if _, err := policy.Reset(context.Background(), s.pool, "api", ledger.By("test")); err != nil {
 		s.t.Fatal(err)
 	}
 	r.Queues[2].Limits = []string{"bucket", "day", "api"}

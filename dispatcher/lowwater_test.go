@@ -64,14 +64,14 @@ func TestOpenFromIsCommitted(t *testing.T) {
 	}
 	s.calls("default", 1)
 	tick(first)
-	s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
+	s.pause(ledger.Paused{What: "queue", Name: "default", Author: ledger.Author{Reason: "test", By: "test"}})
 	s.calls("default", 9)
 	tick(first) // takes them in
 	durable := one[int64](s, `SELECT last_value FROM callq.call_batch_seq`)
 	for range 5 {
 		tick(first) // and rolls back
 	}
-	if _, err := ledger.Resume(t.Context(), s.pool, "queue", "default", "", "test"); err != nil {
+	if _, err := ledger.Resume(t.Context(), s.pool, "queue", "default", "", ledger.By("test")); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(`SELECT setval('callq.call_batch_seq', $1)`, durable) // what a crash does

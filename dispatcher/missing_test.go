@@ -167,7 +167,7 @@ func TestOpenLimit(t *testing.T) {
 	s.charged(r)
 	s.failOver()
 	s.calls("default", 9)
-	changes, err := policy.Open(t.Context(), s.pool, "api", "a clean switchover", "an operator") // before any claim has seen it
+	changes, err := policy.Open(t.Context(), s.pool, "api", ledger.Author{By: "an operator", Reason: "a clean switchover"}) // before any claim has seen it
 	if err != nil || len(changes) != 1 {
 		t.Fatal(changes, err)
 	}
@@ -178,14 +178,14 @@ func TestOpenLimit(t *testing.T) {
 	if err != nil || !strings.Contains(strings.Join(report.RestsOn, "\n"), "a clean switchover") {
 		t.Error(report, err)
 	}
-	if changes, err = policy.Open(t.Context(), s.pool, "api", "again", "an operator"); err != nil || len(changes) != 0 {
+	if changes, err = policy.Open(t.Context(), s.pool, "api", ledger.Author{By: "an operator", Reason: "again"}); err != nil || len(changes) != 0 {
 		t.Error(changes, err)
 	}
 	s.exec(`UPDATE callq.call_limits SET complete_since = NULL`)
-	if _, err = policy.Open(t.Context(), s.pool, "api", "again", "an operator"); !errors.Is(err, policy.ErrUncounted) {
+	if _, err = policy.Open(t.Context(), s.pool, "api", ledger.Author{By: "an operator", Reason: "again"}); !errors.Is(err, policy.ErrUncounted) {
 		t.Error(err)
 	}
-	if _, err = policy.Open(t.Context(), s.pool, "other", "again", "an operator"); !errors.Is(err, ledger.ErrUnknown) {
+	if _, err = policy.Open(t.Context(), s.pool, "other", ledger.Author{By: "an operator", Reason: "again"}); !errors.Is(err, ledger.ErrUnknown) {
 		t.Error(err)
 	}
 }
@@ -199,7 +199,7 @@ func TestOpenedLimitStaysOpen(t *testing.T) {
 	s.failOver()
 	s.exec(`DELETE FROM callq.call_epochs`) // the new epoch was not seen before
 	s.once(r)
-	if _, err := policy.Open(t.Context(), s.pool, "api", "a clean switchover", "an operator"); err != nil {
+	if _, err := policy.Open(t.Context(), s.pool, "api", ledger.Author{By: "an operator", Reason: "a clean switchover"}); err != nil {
 		t.Fatal(err)
 	}
 	s.calls("default", 30)

@@ -39,19 +39,19 @@ func TestParkedKeysAreWoken(t *testing.T) {
 			s.settle(new(int64(1)), 301)
 		}, `array_agg(key) = '{k300}'`},
 		"a key's pause ends": {hourly, func(t *testing.T, s *system) {
-			pause := ledger.Paused{What: "limit", Name: "each", Key: "k300", Reason: "test", By: "test"}
+			pause := ledger.Paused{What: "limit", Name: "each", Key: "k300", Author: ledger.Author{Reason: "test", By: "test"}}
 			if n, err := ledger.Pause(t.Context(), s.pool, pause); err != nil || n != 1 {
 				t.Fatal(n, err)
 			}
 			s.exec(`UPDATE call_queue SET status = 'cancelled' WHERE id = 300`)
 			s.tick(s.dispatcher(hourly))
 			s.want(`SELECT count(*) = 0 FROM callq.call_open WHERE key = 'k300'`)
-			if was, err := ledger.Resume(t.Context(), s.pool, "limit", "each", "k300", "test"); err != nil || !was {
+			if was, err := ledger.Resume(t.Context(), s.pool, "limit", "each", "k300", ledger.By("test")); err != nil || !was {
 				t.Fatal(was, err)
 			}
 		}, `array_agg(key) = '{k300}'`},
 		"a rate is set": {hourly, func(t *testing.T, s *system) {
-			if _, err := policy.Override(t.Context(), s.pool, "each", limit.Rate{Units: 2, Window: time.Hour}, "test"); err != nil {
+			if _, err := policy.Override(t.Context(), s.pool, "each", limit.Rate{Units: 2, Window: time.Hour}, ledger.By("test")); err != nil {
 				t.Fatal(err)
 			}
 		}, `count(*) = 600`},
@@ -132,7 +132,7 @@ func TestNewsIsTakenInThoughNothingIsClaimed(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(t *testing.T, s *system, r *policy.Policy){
 		"paused": func(t *testing.T, s *system, _ *policy.Policy) {
-			s.pause(ledger.Paused{What: "queue", Name: "default", Reason: "test", By: "test"})
+			s.pause(ledger.Paused{What: "queue", Name: "default", Author: ledger.Author{Reason: "test", By: "test"}})
 		},
 		"no worker carries the label": func(_ *testing.T, s *system, r *policy.Policy) { s.alive(10); r.Queues[0].On = "elsewhere" },
 		"workers are full": func(_ *testing.T, s *system, _ *policy.Policy) {

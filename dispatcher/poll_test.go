@@ -162,7 +162,7 @@ func TestPausedKeyOfAFullLimit(t *testing.T) {
 	s.calls("default", 2)
 	s.once(r)
 	s.exec(`INSERT INTO call_queue (key) VALUES ('k')`)
-	s.pause(ledger.Paused{What: "queue", Name: "default", Key: "k", Reason: "test", By: "test"})
+	s.pause(ledger.Paused{What: "queue", Name: "default", Key: "k", Author: ledger.Author{Reason: "test", By: "test"}})
 	d := s.dispatcher(r)
 	s.tick(d) // takes the call in line
 	s.tick(d)

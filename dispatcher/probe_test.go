@@ -273,7 +273,7 @@ func TestPauseOfAClosedLimit(t *testing.T) {
 	r := rules(sliding("api", 100, time.Hour))
 	s.calls("default", 3)
 	s.refused(r, "", 3)
-	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "limit", Name: "api", Reason: "an incident", By: "ann"}); err != nil {
+	if _, err := ledger.Pause(t.Context(), s.pool, ledger.Paused{What: "limit", Name: "api", Author: ledger.Author{Reason: "an incident", By: "ann"}}); err != nil {
 		t.Fatal(err)
 	}
 	s.want(`SELECT spell IS NULL AND until = 'infinity' AND by = 'ann' FROM callq.call_pauses`)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/policy"
 )
 
@@ -115,13 +116,13 @@ func TestOpenLetsOff(t *testing.T) {
 	if limits, err := admin.ReadLimits(t.Context(), s.pool); err != nil || limits[0].InDoubt != 2 || !strings.Contains(limits[0].StateText(), "2 in doubt") {
 		t.Errorf("limits list: %+v, %v", limits, err)
 	}
-	if changes, err := policy.Open(t.Context(), s.pool, "api", "it was restarted", "me"); err != nil || len(changes) != 1 {
+	if changes, err := policy.Open(t.Context(), s.pool, "api", ledger.Author{By: "me", Reason: "it was restarted"}); err != nil || len(changes) != 1 {
 		t.Errorf("Open: %v, %v", changes, err)
 	}
 	s.want(`SELECT ` + held("api") + ` = 0 AND ` + held("other") + ` = 2`)
 	s.want(`SELECT bool_and(arrived_by = '2200-01-01Z' AND (charged->0->>'until')::timestamptz <= clock_timestamp()
 		AND (charged->1->>'until')::timestamptz = arrived_by) FROM call_attempts`)
-	if changes, err := policy.Open(t.Context(), s.pool, "api", "again", "me"); err != nil || len(changes) != 0 {
+	if changes, err := policy.Open(t.Context(), s.pool, "api", ledger.Author{By: "me", Reason: "again"}); err != nil || len(changes) != 0 {
 		t.Errorf("Open again: %v, %v", changes, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 // set is an operator who sets limit api.
 func (s *system) set(units int64, window time.Duration) {
 	s.t.Helper()
-	if _, err := policy.Override(context.Background(), s.pool, "api", limit.Rate{Units: units, Window: window}, "tester"); err != nil {
+	if _, err := policy.Override(context.Background(), s.pool, "api", limit.Rate{Units: units, Window: window}, ledger.By("tester")); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -65,7 +65,7 @@ func TestSetLimit(t *testing.T) {
 	s.once(r)
 	s.want(`SELECT rate = 6 AND config @> '{"units": 8}' FROM callq.call_limits`)
 	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
-	if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
+	if _, err := policy.Reset(t.Context(), s.pool, "api", ledger.By("tester")); err != nil {
 		t.Fatal(err)
 	}
 	s.once(r)
@@ -76,11 +76,11 @@ func TestSetLimit(t *testing.T) {
 	s.verify()
 
 	for name, rate := range map[string]limit.Rate{"nothing": {Units: 1, Window: time.Second}, "": {}} {
-		if _, err := policy.Override(t.Context(), s.pool, name, rate, "tester"); !errors.Is(err, ledger.ErrUnknown) {
+		if _, err := policy.Override(t.Context(), s.pool, name, rate, ledger.By("tester")); !errors.Is(err, ledger.ErrUnknown) {
 			t.Errorf("set %q: %v, want ErrUnknown", name, err)
 		}
 	}
-	if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 5}, "tester"); err == nil {
+	if _, err := policy.Override(t.Context(), s.pool, "api", limit.Rate{Units: 5}, ledger.By("tester")); err == nil {
 		t.Error("a rate was set to a concurrency")
 	}
 	s.set(8, 2*time.Hour) // longer: counted anew
@@ -122,11 +122,11 @@ func TestPause(t *testing.T) {
 			if got := s.open(); got != c.open {
 				t.Errorf("open %q while it is paused, want %q", got, c.open)
 			}
-			was, err := ledger.Resume(t.Context(), s.pool, c.p.What, c.p.Name, c.p.Key, "tester")
+			was, err := ledger.Resume(t.Context(), s.pool, c.p.What, c.p.Name, c.p.Key, ledger.By("tester"))
 			if err != nil || !was {
 				t.Errorf("resume: %v, %v", was, err)
 			}
-			again, err := ledger.Resume(t.Context(), s.pool, c.p.What, c.p.Name, c.p.Key, "tester")
+			again, err := ledger.Resume(t.Context(), s.pool, c.p.What, c.p.Name, c.p.Key, ledger.By("tester"))
 			if err != nil || again {
 				t.Errorf("resume again: %v, %v", again, err)
 			}
@@ -148,7 +148,7 @@ func TestPauseBesideAHeldRow(t *testing.T) {
 	s.calls("default", 3)
 	s.once(r)
 	holder := s.hold(`SELECT FROM callq.call_open WHERE call_id = 2 FOR UPDATE`)
-	p := ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"}
+	p := ledger.Paused{What: "limit", Name: "api", Author: ledger.Author{Reason: "x", By: "y"}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { _, err := ledger.Pause(ctx, s.pool, p); ended <- err }()
@@ -178,7 +178,7 @@ func TestPauseDuringAClaim(t *testing.T) {
 	paused := make(chan int, 1)
 	go func() {
 		pool := s.poolWith(parameter("default_transaction_isolation", "repeatable read"))
-		n, err := ledger.Pause(context.Background(), pool, ledger.Paused{What: "limit", Name: "api", Reason: "x", By: "y"})
+		n, err := ledger.Pause(context.Background(), pool, ledger.Paused{What: "limit", Name: "api", Author: ledger.Author{Reason: "x", By: "y"}})
 		if err != nil {
 			t.Error(err)
 		}
@@ -204,7 +204,7 @@ func TestPauseEnds(t *testing.T) {
 	r := rules(sliding("api", 6, time.Hour))
 	s.calls("default", 50)
 	s.once(r)
-	pause := ledger.Paused{What: "limit", Name: "api", For: new(time.Hour), Reason: "x", By: "y"}
+	pause := ledger.Paused{What: "limit", Name: "api", For: new(time.Hour), Author: ledger.Author{Reason: "x", By: "y"}}
 	if _, err := ledger.Pause(t.Context(), s.pool, pause); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestTooDearHoldsUpNobody(t *testing.T) {
 			s.once(r)
 			s.want(`SELECT count(*) = 3 FROM callq.call_open`)
 
-			if _, err := policy.Reset(t.Context(), s.pool, "api", "tester"); err != nil {
+			if _, err := policy.Reset(t.Context(), s.pool, "api", ledger.By("tester")); err != nil {
 				t.Fatal(err)
 			}
 			s.exec(`UPDATE callq.call_inbox SET at = now()`) // a while later

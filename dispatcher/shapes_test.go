@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/ledger/verify"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
@@ -243,7 +244,7 @@ func TestSetKeepsTheShape(t *testing.T) {
 	r := rules(calendar, bucket, own)
 	s.publish(r)
 	set := func(name string, to limit.Rate) error {
-		_, err := policy.Override(context.Background(), s.pool, name, to, "tester")
+		_, err := policy.Override(context.Background(), s.pool, name, to, ledger.By("tester"))
 		return err
 	}
 	for name, to := range map[string]limit.Rate{
@@ -267,7 +268,7 @@ func TestSetKeepsTheShape(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"calendar", "bucket", "own"} {
-		if _, err := policy.Reset(t.Context(), s.pool, name, "tester"); err != nil {
+		if _, err := policy.Reset(t.Context(), s.pool, name, ledger.By("tester")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -151,15 +151,19 @@ CREATE TABLE callq.call_remotes (
 
 CREATE INDEX call_remotes_lowered_idx ON callq.call_remotes (limit_name) WHERE lowered IS NOT NULL;
 
--- Who changed which limit, queue or budget, and how.
+-- Who changed which limit, queue, budget or calls, how, and why.
 CREATE TABLE callq.call_audit (
     id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     by     text        NOT NULL,
-    what   text        NOT NULL, -- 'queue', 'limit' or 'budget'
-    name   text        NOT NULL,
-    change text        NOT NULL
+    what   text        NOT NULL, -- 'queue', 'limit', 'budget' or 'calls'
+    name   text        NOT NULL, -- of calls: which, in the words of a search
+    change text        NOT NULL,
+    reason text        NOT NULL DEFAULT '',
+    token  text                  -- of the form that asked for it: no form acts twice
 );
+
+CREATE UNIQUE INDEX call_audit_token_idx ON callq.call_audit (token) WHERE token IS NOT NULL;
 
 -- Units used, per limit, key and time bucket, labelled with the bucket's end. A row belongs to
 -- one connection (shard, its backend's pid): two that share one would deadlock.

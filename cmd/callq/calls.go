@@ -10,12 +10,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/actions"
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/words"
 )
 
@@ -48,7 +51,8 @@ func callsCommand(a *app) *cobra.Command {
 				return why, err
 			}, printWhy)),
 		},
-		callsWaitCommand(a), callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a))
+		callsWaitCommand(a), callsRetryCommand(a), callsCancelCommand(a), callsDeleteCommand(a),
+		callsRunCommand(a))
 }
 
 // filterVar adds the flags that say which calls.
@@ -96,9 +100,20 @@ func callsListCommand(a *app) *cobra.Command {
 	var filter admin.Filter
 	var limit int
 	cmd := &cobra.Command{
-		Use: "list", Short: "List calls, newest first",
-		Long: "List calls, newest first. stderr says how to get the next page.",
-		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
+		Use: "list [SEARCH]", Short: "List calls, newest first",
+		Long: "List calls, newest first. stderr says how to get the next page. A search has the same words as that of the pages:\n" +
+			admin.SearchWords + ". All must hold; since is how long ago, or a time.",
+		Example: "  callq calls list 'queue:payments status:failed code:5xx since:24h'",
+		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
+			if len(args) > 0 {
+				searched, err := admin.ParseSearch(strings.Join(args, " "), time.Now())
+				if err != nil {
+					return usagef("%w", err)
+				}
+				if filter, err = filter.And(searched); err != nil {
+					return usagef("%w", err)
+				}
+			}
 			if limit < 1 || limit > 10_000 {
 				return usagef("--limit is %d, outside 1 to 10000", limit)
 			}
@@ -244,23 +259,20 @@ func (c shown) print(to io.Writer) {
 }
 
 func callsCancelCommand(a *app) *cobra.Command {
-	unfinished := []callqueue.Status{callqueue.StatusNew, callqueue.StatusError, callqueue.StatusDispatched}
-	return changeCommand(a, &change{
-		name: "cancel", past: "cancelled",
-		long: `Cancel calls that have not ended, and print the status of each. A call that waits, or was handed over and
+	return changeCommand(a, newChange("cancel", `Cancel calls that have not ended, and print the status of each. A call that waits, or was handed over and
 has not started, is never sent. One that runs may have reached the API: its attempt stays counted, and its
 handler is told to stop within about two seconds.
 
-Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`,
-		allowed: unfinished, usual: unfinished, makes: callqueue.StatusCancelled,
-		apply: (*callqueue.Client).Cancel,
-	})
+Cancelling a cancelled call again is no failure. A call that is done or failed cannot be cancelled.`))
+}
+
+func callsRunCommand(a *app) *cobra.Command {
+	return changeCommand(a, newChange("run", `Make calls due that wait for a later time: for their run_at, or for a retry. What holds up other calls that are
+due holds them up too: limits, turns, pauses, hours.`))
 }
 
 func callsRetryCommand(a *app) *cobra.Command {
-	c := &change{
-		name: "retry", past: "retried",
-		long: `Retry calls that failed or were cancelled: they wait again like new calls, with all of max_attempts ahead.
+	c := newChange("retry", `Retry calls that failed or were cancelled: they wait again like new calls, with all of max_attempts ahead.
 What they sent before stays counted, and what they send now counts too. Calls that are done are made again
 only with --done or --status done.
 
@@ -268,57 +280,49 @@ A call cannot be retried while one of its attempts is open, for example after it
 while another unfinished call has its unique key, which it takes back.
 
 A call keeps its Idempotency-Key. An API that remembers keys answers it as it did the first time: a 402 stays a 402.
-Then use --new-key, and only where the API has not carried the request out, for it would do so twice.`,
-		allowed: []callqueue.Status{callqueue.StatusFailed, callqueue.StatusCancelled, callqueue.StatusDone},
-		usual:   []callqueue.Status{callqueue.StatusFailed},
-	}
-	c.apply = func(client *callqueue.Client, ctx context.Context, ids ...int64) ([]callqueue.ChangeResult, error) {
-		return client.RetryWith(ctx, callqueue.RetryOptions{Done: c.done, NewKey: c.newKey}, ids...)
-	}
+Then use --new-key, and only where the API has not carried the request out, for it would do so twice.`)
 	cmd := changeCommand(a, c)
-	cmd.Flags().BoolVar(&c.newKey, "new-key", false, "with a new Idempotency-Key, for an API that answers a key as it did the first time")
-	cmd.Flags().BoolVar(&c.done, "done", false, "calls that are done too")
+	cmd.Flags().BoolVar(&c.NewKey, "new-key", false, "with a new Idempotency-Key, for an API that answers a key as it did the first time")
+	cmd.Flags().BoolVar(&c.Done, "done", false, "calls that are done too")
 	return cmd
 }
 
 func callsDeleteCommand(a *app) *cobra.Command {
-	ended := []callqueue.Status{callqueue.StatusDone, callqueue.StatusFailed, callqueue.StatusCancelled}
-	return changeCommand(a, &change{
-		name: "delete", past: "deleted",
-		long: `Delete calls that have ended or wait; those that waited are never sent. A call that was handed over or runs
-is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`,
-		allowed: append(slices.Clone(ended), callqueue.StatusNew, callqueue.StatusError), usual: ended,
-		asks:  true,
-		apply: (*callqueue.Client).Delete,
-	})
+	c := newChange("delete", `Delete calls that have ended or wait; those that waited are never sent. A call that was handed over or runs
+is not deleted: cancel it first. Deleting frees no unit of a limit: the ledger keeps what was sent.`)
+	c.asks = true
+	return changeCommand(a, c)
 }
 
 // change is a verb that changes calls: of the ids given, or all that fit a filter.
 type change struct {
-	name, past string // "cancel", "cancelled"
-	long       string
-	allowed    []callqueue.Status // that a filter may name
-	usual      []callqueue.Status // of a filter that names none
-	asks       bool               // also about calls given by id, for it cannot be undone
-	makes      callqueue.Status   // a call that has it already is no failure; "": there is none
-	done       bool               // calls that are done too
-	newKey     bool               // with a new Idempotency-Key
-	apply      func(*callqueue.Client, context.Context, ...int64) ([]callqueue.ChangeResult, error)
+	actions.Changes
+	long string
+	asks bool // also about calls given by id, for it cannot be undone
+	who  ledger.Author
+}
+
+func newChange(verb, long string) *change {
+	c := &change{long: long, who: ledger.By(operator())}
+	c.Verb, _ = actions.Verb(verb)
+	return c
 }
 
 func changeCommand(a *app, c *change) *cobra.Command {
 	var f admin.Filter
 	var all bool
+	v := c.Verb
 	cmd := &cobra.Command{
-		Use:   c.name + " ID... | --status|--queue|--key|--task ... | --all",
-		Short: strings.ToUpper(c.name[:1]) + c.name[1:] + " calls, by id or all that fit a filter",
+		Use:   v.Name + " ID... | --status|--queue|--key|--task ... | --all",
+		Short: strings.ToUpper(v.Name[:1]) + v.Name[1:] + " calls, by id or all that fit a filter",
 		Long: c.long + fmt.Sprintf(`
 
 A filter without --status takes calls that are %s. callq counts them and asks first; without a
 terminal that needs --yes. They are %s in small transactions, newest first. Calls inserted meanwhile are left alone.
 
-Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs are done first.`,
-			joined(c.usual), c.past, c.past),
+Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs are done first. The audit has who did it,
+and --reason.`,
+			joined(v.Usual), v.Past, v.Past),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			filtered := all || len(f.Statuses) > 0 || f.Queue != "" || f.Task != "" || f.Key != nil || len(f.Codes) > 0
@@ -326,6 +330,7 @@ Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs 
 				return usagef("which calls? Give either ids or a filter: --status, --queue, --key, --task, --code or --all")
 			}
 			return a.connected(commandSettings(), func(ctx context.Context, db *database, args []string) error {
+				c.Pool, c.Client, c.Within = db.DB, db.calls, db.within
 				if filtered {
 					return c.byFilter(ctx, db, f)
 				}
@@ -333,8 +338,9 @@ Exit code 4 if an ID does not exist, 1 if a call could not be %s; the other IDs 
 			})(cmd, args)
 		},
 	}
-	filterVar(cmd.Flags(), &f, c.allowed)
-	cmd.Flags().BoolVar(&all, "all", false, "all calls that are "+joined(c.usual))
+	filterVar(cmd.Flags(), &f, v.Allowed)
+	cmd.Flags().BoolVar(&all, "all", false, "all calls that are "+joined(v.Usual))
+	cmd.Flags().StringVar(&c.who.Reason, "reason", "", "why, for the audit")
 	return cmd
 }
 
@@ -346,91 +352,42 @@ func (c *change) byID(ctx context.Context, db *database, args []string) error {
 	if err != nil {
 		return err
 	}
-	return db.within(ctx, func(ctx context.Context) error {
-		results, failure := c.apply(db.calls, ctx, ids...)
-		err := table[callqueue.ChangeResult]{"ID," + strings.ToUpper(c.past) + ",STATUS", func(r callqueue.ChangeResult) []any {
-			status := statusText(r.Status, r.Open)
-			if r.DuplicateOf != nil {
-				status += fmt.Sprintf(", call %d has its unique key", *r.DuplicateOf)
-			}
-			return []any{r.ID, r.Changed, status}
-		}}.show(db.app, results, nil)
-		if err != nil || failure != nil {
-			return cmp.Or(err, failure)
+	results, failure := c.ByID(ctx, c.who, ids...)
+	err = table[callqueue.ChangeResult]{"ID," + strings.ToUpper(c.Verb.Past) + ",STATUS", func(r callqueue.ChangeResult) []any {
+		status := statusText(r.Status, r.Open)
+		if r.DuplicateOf != nil {
+			status += fmt.Sprintf(", call %d has its unique key", *r.DuplicateOf)
 		}
-		left := slices.DeleteFunc(results, func(r callqueue.ChangeResult) bool { return r.Changed || r.Status == c.makes })
-		if len(left) > 0 {
-			return fmt.Errorf("%d of %d calls were not %s", len(left), len(ids), c.past)
-		}
-		return nil
-	})
+		return []any{r.ID, r.Changed, status}
+	}}.show(db.app, results, nil)
+	if err != nil || failure != nil {
+		return cmp.Or(err, failure)
+	}
+	left := slices.DeleteFunc(results, func(r callqueue.ChangeResult) bool { return r.Changed || r.Status == c.Verb.Makes })
+	if len(left) > 0 {
+		return fmt.Errorf("%d of %d calls were not %s", len(left), len(ids), c.Verb.Past)
+	}
+	return nil
 }
 
 // byFilter asks about as many calls as there are, and goes through them from the newest on.
 func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) error {
-	switch {
-	case len(f.Statuses) > 0:
-		c.done = slices.Contains(f.Statuses, callqueue.StatusDone)
-	case c.done:
-		f.Statuses = append(slices.Clone(c.usual), callqueue.StatusDone)
-	default:
-		f.Statuses = c.usual
-	}
-	var matched, changed int64
-	err := db.within(ctx, func(ctx context.Context) error {
-		newest, err := admin.ListCalls(ctx, db.DB, f, 1)
-		if err != nil || len(newest) == 0 {
-			return err
-		}
-		f.Before = newest[0].ID + 1
-		matched, err = admin.CountCalls(ctx, db.DB, f)
-		return err
-	})
+	matched, err := c.Bound(ctx, &f)
 	if err == nil && matched > 0 {
 		err = c.confirm(ctx, db, matched)
 	}
+	var changed int64
+	if err == nil && matched > 0 {
+		changed, err = c.ByFilter(ctx, f, matched, c.who)
+	}
 	if err != nil {
 		return err
 	}
-	for more := matched > 0; more && err == nil; {
-		err = db.within(ctx, func(ctx context.Context) (err error) {
-			var some int64
-			some, more, err = c.page(ctx, db, &f)
-			changed += some
-			return err
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("%w; %d of %d calls were %s before", err, changed, matched, c.past)
-	}
-	return db.show(map[string]int64{"matched": matched, c.past: changed}, func(w io.Writer) {
-		fmt.Fprintf(w, "%s %d of %d calls\n", c.past, changed, matched)
+	return db.show(map[string]int64{"matched": matched, strings.ReplaceAll(c.Verb.Past, " ", "_"): changed}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s %d of %d calls\n", c.Verb.Past, changed, matched)
 	})
 }
 
-// page changes the newest calls of a filter, and has the filter go on behind them.
-func (c *change) page(ctx context.Context, db *database, f *admin.Filter) (changed int64, more bool, err error) {
-	const most = 500
-	calls, err := admin.ListCalls(ctx, db.DB, *f, most)
-	if err != nil {
-		return 0, false, err
-	}
-	ids := make([]int64, len(calls))
-	for i, call := range calls {
-		ids[i], f.Before = call.ID, call.ID
-	}
-	results, err := c.apply(db.calls, ctx, ids...)
-	if errors.Is(err, callqueue.ErrNotFound) { // those that are gone by now do not count
-		err = nil
-	}
-	for _, r := range results {
-		if r.Changed {
-			changed++
-		}
-	}
-	return changed, len(ids) == most, err
-}
-
 func (c *change) confirm(ctx context.Context, db *database, calls int64) error {
-	return db.confirm(ctx, fmt.Sprintf("%s %s?", c.name, words.Count(calls, "call")))
+	return db.confirm(ctx, fmt.Sprintf("%s %s?", c.Verb.Name, words.Count(calls, "call")))
 }

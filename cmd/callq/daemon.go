@@ -150,7 +150,7 @@ func (a *app) daemon(ctx context.Context, does roles) error {
 		}
 		defer closePages()
 		handler := web.New(web.Config{
-			Checks: checks(ctx, s, parts), Metrics: registry, Pages: pages, Known: web.KnownHosts(listener.Addr(), cfg.HTTP.Listen),
+			Checks: checks(ctx, s, parts), Metrics: registry, Pages: pages, Known: web.KnownHosts(listener.Addr(), append([]string{cfg.HTTP.Listen}, cfg.HTTP.Hosts...)),
 		})
 		listening.Go(func() { serveHTTP(serving, listener, handler, log) })
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/words"
 )
 
@@ -39,7 +38,7 @@ func limitsHistoryCommand(a *app) *cobra.Command {
 		}),
 	}
 	cmd.Flags().Var(&textFlag{kind: "duration", set: func(text string) (err error) {
-		if back, err = config.ParseDuration(text); err == nil && (back < time.Minute || back > 366*24*time.Hour) {
+		if back, err = words.ParseDuration(text); err == nil && (back < time.Minute || back > 366*24*time.Hour) {
 			err = fmt.Errorf("%s is not from 1m to 366d", text)
 		}
 		return err

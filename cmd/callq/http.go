@@ -8,12 +8,15 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/callq/callq/internal/access"
+	"github.com/callq/callq/internal/actions"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/console"
 )
@@ -44,7 +47,10 @@ func listen(ctx context.Context, addr string, must bool, log *slog.Logger) (net.
 
 // serveHTTP serves until ctx ends.
 func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headersWithin} // main silences its own log
+	server := &http.Server{ // main silences its own log
+		Handler: handler, ReadHeaderTimeout: headersWithin,
+		BaseContext: func(net.Listener) context.Context { return ctx }, // pages that are watched end with it
+	}
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			log.ErrorContext(ctx, "http no longer served", "err", err)
@@ -72,6 +78,10 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 	if !cfg.HTTP.Pages {
 		return nil, func() {}, nil
 	}
+	guard, err := openGuard(cfg, address, log)
+	if err != nil {
+		return nil, nil, err
+	}
 	pool, err := openPagesPool(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
@@ -81,19 +91,72 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 		pool.Close()
 		return nil, nil, err
 	}
-	handler, err := console.New(console.Config{
-		Pool: schemas(cfg).In(pool), Client: client, Timeout: pageWithin, Logger: log,
-		Explain: func(err error) (away bool, text string) { return isUnreachable(err), explained(err) },
-	})
+	acting, err := openPool(ctx, cfg, commandSettings(), pageConns)
 	if err != nil {
 		pool.Close()
 		return nil, nil, err
 	}
-	if tcp, ok := address.(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
-		log.WarnContext(ctx, "pages show calls to all who reach this address, and ask for no password", "address", address.String(),
-			"fix", "bar the way to it, or set http.pages: false (CALLQ_HTTP_PAGES)")
+	closeBoth := func() {
+		closePool(pool, log)
+		closePool(acting, log)
 	}
-	return handler, func() { closePool(pool, log) }, nil
+	actor, err := newClient(cfg, acting)
+	if err != nil {
+		closeBoth()
+		return nil, nil, err
+	}
+	handler, err := console.New(console.Config{
+		Pool: schemas(cfg).In(pool), Client: client, Timeout: pageWithin, Logger: log, Guard: guard,
+		Actions: &actions.Actions{Pool: schemas(cfg).In(acting), Client: actor},
+		Explain: func(err error) (away bool, text string) { return isUnreachable(err), explained(err) },
+	})
+	if err != nil {
+		closeBoth()
+		return nil, nil, err
+	}
+	return handler, closeBoth, nil
+}
+
+// openGuard tells who may see the pages at this address, and act. Where others could come in and nobody logs in, it is an error.
+func openGuard(cfg *config.Config, address net.Addr, log *slog.Logger) (*access.Guard, error) {
+	auth := cfg.HTTP.Auth
+	gc := access.Config{
+		Users: auth.Users, Hosts: cfg.HTTP.Hosts, Logger: log,
+		Proxy: access.Proxy{Header: auth.Proxy.Header, Roles: map[string]access.Role{}},
+		Open:  access.Who{Name: "loopback", Role: access.Viewer},
+	}
+	if cfg.HTTP.Actions {
+		gc.Open.Role = access.Admin
+	}
+	values, err := cfg.TokenValues()
+	if err != nil {
+		return nil, err
+	}
+	for name, t := range auth.Tokens {
+		role, _ := access.ParseRole(t.Role) // it was checked
+		gc.Tokens = append(gc.Tokens, access.Token{Name: name, Value: values[name], Role: role})
+	}
+	for _, text := range auth.Proxy.From {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil { // an address, which was checked
+			prefix, err = netip.MustParseAddr(text).Prefix(netip.MustParseAddr(text).BitLen())
+		}
+		if err != nil {
+			return nil, usagef("http.auth.proxy.from: %w", err)
+		}
+		gc.Proxy.From = append(gc.Proxy.From, prefix.Masked())
+	}
+	for user, name := range auth.Proxy.Roles {
+		gc.Proxy.Roles[user], _ = access.ParseRole(name) // likewise
+	}
+	guard, err := access.New(gc)
+	if err != nil {
+		return nil, usagef("http.auth: %w", err)
+	}
+	if tcp, ok := address.(*net.TCPAddr); (!ok || !tcp.IP.IsLoopback()) && !guard.Closed() {
+		return nil, usagef("http.listen: %s: %w: %s", address, config.ErrOpen, config.OpenFix)
+	}
+	return guard, nil
 }
 
 func healthCommand(a *app) *cobra.Command {

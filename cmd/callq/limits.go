@@ -41,7 +41,7 @@ func limitsCommand(a *app) *cobra.Command {
 			Use: "reset LIMIT", Short: "Put the configuration's rate in force again",
 			Args: cobra.ExactArgs(1),
 			RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-				changes, err := policy.Reset(ctx, db.DB, args[0], operator())
+				changes, err := policy.Reset(ctx, db.DB, args[0], ledger.By(operator()))
 				return a.showChanges("limit", args[0], changes, err)
 			}),
 		},
@@ -146,11 +146,11 @@ func limitsSetCommand(a *app) *cobra.Command {
 			"the new rate: calls that were claimed and had not started have been recalled.",
 		Args: cobra.ExactArgs(2),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-			rate, err := parseSetting(args[1])
+			rate, err := limit.ParseSetting(args[1])
 			if err != nil {
 				return usagef("%w", err)
 			}
-			changes, err := policy.Override(ctx, db.DB, args[0], rate, operator())
+			changes, err := policy.Override(ctx, db.DB, args[0], rate, ledger.By(operator()))
 			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
@@ -170,24 +170,13 @@ func limitsOpenCommand(a *app) *cobra.Command {
 			if strings.TrimSpace(reason) == "" {
 				return usagef("--reason: it is empty: say why you know that nothing was sent which callq does not know of")
 			}
-			changes, err := policy.Open(ctx, db.DB, args[0], reason, operator())
+			changes, err := policy.Open(ctx, db.DB, args[0], ledger.Author{By: operator(), Reason: reason})
 			return a.showChanges("limit", args[0], changes, err)
 		}),
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "why nothing is missing, for the audit and verify")
 	_ = cmd.MarkFlagRequired("reason") // there is such a flag
 	return cmd
-}
-
-// parseSetting reads a rate, or a whole number for a concurrency.
-func parseSetting(text string) (limit.Rate, error) {
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		if n < 1 || n > 1_000_000 {
-			return limit.Rate{}, fmt.Errorf("%d at once is outside 1 to 1000000; to let nothing through, pause the limit", n)
-		}
-		return limit.Rate{Units: n}, nil
-	}
-	return limit.ParseAny(text)
 }
 
 // showChanges prints what changed, a line each; as JSON a list.

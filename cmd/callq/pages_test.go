@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -43,14 +45,14 @@ func TestPagesServed(t *testing.T) {
 
 	eventually(t, "status shows the worker and what it does not handle", func() bool {
 		status, body := ask(t, address, "/")
-		return status == http.StatusOK && strings.Contains(body, "0 of 100") && strings.Contains(body, "no live worker handles task sms: 1 call waiting")
+		return status == http.StatusOK && strings.Contains(body, "no live worker handles task sms: 1 call waiting")
 	})
 	for path, words := range map[string]string{
 		"/calls": `href="/calls/` + id, "/calls/" + id: "no live worker handles task sms", "/limits/api": "100 per 1s", "/queues/pay": "no live worker handles it",
-		"/calls?key=%3Cscript%3Ealert(1)%3C/script%3E": "&lt;script&gt;alert(1)&lt;/script&gt;",
+		"/keys/%3Cscript%3Ealert(1)%3C%2Fscript%3E": "&lt;script&gt;alert(1)&lt;/script&gt;",
 	} {
 		status, body := ask(t, address, path)
-		if status != http.StatusOK || !strings.Contains(body, words) || strings.Contains(body, "<script") {
+		if status != http.StatusOK || !strings.Contains(body, words) || strings.Contains(body, "<script>") {
 			t.Errorf("%s: %d, want %q\n%s", path, status, words, body)
 		}
 	}
@@ -137,29 +139,109 @@ func TestPagesConnections(t *testing.T) {
 	eventually(t, "it has ended in Postgres", func() bool { return !sleeping() })
 }
 
-// Who shows the pages to a network is told so, unless they are off: then there are none.
+// Nobody shows the pages to a network without a login. What only says how it does may be asked there.
 func TestPagesBeyondLoopback(t *testing.T) {
 	t.Parallel()
 	w := world{t: t, postgres: noPostgres, redis: noRedis}
-	for config, warns := range map[string]bool{
-		"http: {listen: ':0'}": true, "http: {listen: ':0', pages: false}": false, "http: {listen: 127.0.0.1:0}": false,
+	users, token := filepath.Join(t.TempDir(), "users"), filepath.Join(t.TempDir(), "token")
+	must(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	must(t, os.WriteFile(users, []byte("ana:$2a$04$E3Rp3AsdBFFAvRjhHLt8qeGpR5d4pTsMhDhvbpX6qcHwTSPuoGqGG:admin\n"), 0o600))
+	for _, command := range []string{"serve", "dispatch", "work"} {
+		for _, config := range []string{"http: {listen: ':0'}", "http: {listen: 0.0.0.0:0, actions: true}", "http: {listen: '[::]:0'}"} {
+			w.config = config
+			w.refuses(exitUsage, "nobody has to log in", command)
+		}
+	}
+	for config, wants := range map[string][2]int{ // of the first page without a login, and with one
+		"http: {listen: ':0', pages: false}":                                         {http.StatusNotFound, http.StatusNotFound},
+		"http: {listen: 127.0.0.1:0}":                                                {http.StatusServiceUnavailable, http.StatusServiceUnavailable}, // there is no Postgres
+		"http: {listen: ':0', auth: {users: " + users + "}}":                         {http.StatusUnauthorized, http.StatusUnauthorized},
+		"http: {listen: ':0', auth: {tokens: {CI: {file: " + token + "}}}}":          {http.StatusUnauthorized, http.StatusServiceUnavailable},
+		"http: {listen: ':0', auth: {proxy: {from: [127.0.0.1, '::1'], header: U}}}": {http.StatusUnauthorized, http.StatusServiceUnavailable},
 	} {
 		w.config = config
 		d := w.start("work")
-		eventually(t, "it waits", func() bool { return strings.Contains(d.stderr.String(), "msg=waiting") })
-		if log := d.stderr.String(); strings.Contains(log, "level=WARN msg=\"pages show calls to all") != warns {
-			t.Errorf("%s: %s", config, log)
-		}
 		_, port, _ := net.SplitHostPort(addressIn(t, &d.stderr))
-		for _, path := range []string{"/", "/calls"} {
-			status, body := ask(t, "127.0.0.1:"+port, path)
-			if off := strings.Contains(config, "pages: false"); off != (status == http.StatusNotFound) {
-				t.Errorf("%s: %s: %d\n%s", config, path, status, body)
+		for i, want := range wants {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:"+port+"/", nil)
+			must(t, err)
+			if i == 1 {
+				r.Header.Set("Authorization", "Bearer secret")
+				r.Header.Set("U", "alice")
+				if strings.Contains(config, "header: U") {
+					r.Header.Del("Authorization")
+				}
+			}
+			answer, err := http.DefaultClient.Do(r)
+			must(t, err)
+			answer.Body.Close()
+			if answer.StatusCode != want {
+				t.Errorf("%s: %d, want %d", config, answer.StatusCode, want)
 			}
 		}
 		if status, body := ask(t, "127.0.0.1:"+port, "/livez"); status != http.StatusOK {
 			t.Errorf("%s: /livez: %d\n%s", config, status, body)
 		}
+		if strings.Contains(d.stderr.String(), "secret") {
+			t.Errorf("%s: the log has the token", config)
+		}
 		d.end()
+	}
+	for config, want := range map[string]string{
+		"http: {listen: ':0', auth: {users: /none}}":                       "http.auth: users: ",
+		"http: {listen: ':0', auth: {tokens: {CI: {env: NO_SUCH_TOKEN}}}}": "http.auth.tokens.CI.env",
+	} {
+		w.config = config
+		w.refuses(exitUsage, want, "work")
+	}
+}
+
+// Scripts act on a daemon, with its rights, and by a token alone.
+func TestScriptsAct(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t).withRedis()
+	token := filepath.Join(t.TempDir(), "token")
+	must(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	w.config = "http: {listen: '127.0.0.1:0', auth: {tokens: {CI: {file: " + token + ", role: admin}}}}\nlimits: {api: {rate: 100/1s}}\nqueues: {pay: {limits: [api]}}\n"
+	id := strings.TrimSpace(w.do("enqueue", "sms", "--queue", "pay", "--in", "1h"))
+	daemon := w
+	daemon.postgres = pgtest.NewLogins(t, w.postgres).Daemon
+	log := daemon.spawn("serve").ready().log
+	for _, c := range []struct{ path, body, says string }{
+		{"queues/pause", `{"queue": "pay", "key": "k", "for": "10m", "reason": "incident 7"}`, "queues list"},
+		{"queues/resume", `{"queue": "pay", "key": "k"}`, ""},
+		{"limits/set", `{"limit": "api", "rate": "50/1s"}`, "limits list"},
+		{"limits/reset", `{"limit": "api"}`, ""},
+		{"limits/pause", `{"limit": "api", "reason": "incident 8"}`, ""},
+		{"limits/resume", `{"limit": "api"}`, ""},
+		{"calls/run", `{"ids": [` + id + `]}`, ""},
+		{"calls/cancel", `{"ids": [` + id + `]}`, ""},
+		{"calls/retry", `{"ids": [` + id + `]}`, ""},
+		{"calls/delete", `{"ids": [` + id + `]}`, ""},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addressIn(t, log)+"/api/"+c.path, strings.NewReader(c.body))
+		must(t, err)
+		answer, err := http.DefaultClient.Do(r)
+		must(t, err)
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusUnauthorized {
+			t.Errorf("%s without a token: %d", c.path, answer.StatusCode)
+		}
+		r.Body = io.NopCloser(strings.NewReader(c.body))
+		r.Header.Set("Authorization", "Bearer secret")
+		answer, err = http.DefaultClient.Do(r)
+		must(t, err)
+		text, err := io.ReadAll(answer.Body)
+		must(t, err)
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusOK || !strings.Contains(string(text), `"changed":1`) {
+			t.Errorf("%s: %d %s", c.path, answer.StatusCode, text)
+		}
+	}
+	var acted, paused int
+	must(t, w.connect().QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE change LIKE 'paused for key k until%' AND reason = 'incident 7')
+		FROM callq.call_audit WHERE by = 'CI'`).Scan(&acted, &paused))
+	if acted != 10 || paused != 1 {
+		t.Errorf("%d lines in the audit, %d of the pause", acted, paused)
 	}
 }

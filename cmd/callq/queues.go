@@ -60,7 +60,7 @@ func queueTable() table[admin.Queue] {
 
 // pauseCommand pauses limits or queues: what is "limit" or "queue".
 func pauseCommand(a *app, what string) *cobra.Command {
-	pause := ledger.Paused{What: what, By: operator(), Reason: "by an operator"}
+	pause := ledger.Paused{What: what, Author: ledger.Author{By: operator(), Reason: "by an operator"}}
 	var until time.Time
 	var length time.Duration
 	var cmd *cobra.Command
@@ -101,7 +101,7 @@ func resumeCommand(a *app, what string) *cobra.Command {
 		Long: "End a pause. A pause of one key (--key) and a pause of all calls are separate.",
 		Args: cobra.ExactArgs(1),
 		RunE: a.query(func(ctx context.Context, db *database, args []string) error {
-			was, err := ledger.Resume(ctx, db.DB, what, args[0], key, operator())
+			was, err := ledger.Resume(ctx, db.DB, what, args[0], key, ledger.By(operator()))
 			var changes []string
 			if was {
 				changes = []string{pausable(what, args[0], key) + ": resumed"}

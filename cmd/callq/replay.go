@@ -10,8 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/callq/callq/internal/admin"
-	"github.com/callq/callq/internal/config"
-	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/words"
 )
 
@@ -29,15 +27,7 @@ func limitsReplayCommand(a *app) *cobra.Command {
 			if rate == "" {
 				return errors.New("say under which rate: --rate 200/1m, or --rate 20 of a concurrency")
 			}
-			is, err := admin.ReadLimits(ctx, db)
-			if err != nil {
-				return err
-			}
-			other, err := replayRate(is, args[0], rate)
-			if err != nil {
-				return err
-			}
-			replay, err := admin.ReadReplay(ctx, db, args[0], other, back)
+			replay, err := admin.ReadReplayText(ctx, db, args[0], rate, back)
 			switch {
 			case err != nil:
 				return err
@@ -49,26 +39,12 @@ func limitsReplayCommand(a *app) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&rate, "rate", "", "the rate: units/window, or a number of a concurrency")
 	cmd.Flags().Var(&textFlag{kind: "duration", set: func(text string) (err error) {
-		if back, err = config.ParseDuration(text); err == nil && (back < time.Minute || back > 366*24*time.Hour) {
+		if back, err = words.ParseDuration(text); err == nil && (back < time.Minute || back > 366*24*time.Hour) {
 			err = fmt.Errorf("%s is not from 1m to 366d", text)
 		}
 		return err
 	}}, "since", "for how long back: 1m to 366d (default: 24h)")
 	return cmd
-}
-
-// replayRate is the rate that `limits set` would put in force.
-func replayRate(limits []admin.Limit, name, text string) (rate limit.Rate, err error) {
-	given, err := parseSetting(text)
-	if err != nil {
-		return rate, err
-	}
-	for _, l := range limits {
-		if l.Name == name {
-			return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}.Set(given)
-		}
-	}
-	return rate, unknownRule("limit", name)
 }
 
 func printReplay(w io.Writer, r *admin.Replay) {

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/callq/callq/internal/config"
+	"github.com/callq/callq/internal/words"
 	"github.com/callq/callq/migrations"
 )
 
@@ -186,7 +187,7 @@ func (f *textFlag) Set(text string) error { return f.set(text) }
 // durationVar adds a flag that knows days and weeks, as the configuration does. What d holds is its default.
 func durationVar(flags *pflag.FlagSet, d *time.Duration, least time.Duration, name, usage string) {
 	f := &textFlag{kind: "duration", set: func(text string) (err error) {
-		if *d, err = config.ParseDuration(text); err == nil && *d < least {
+		if *d, err = words.ParseDuration(text); err == nil && *d < least {
 			err = fmt.Errorf("%s is less than %s", *d, least)
 		}
 		return err

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/words"
@@ -40,7 +39,7 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
 		}),
 	}
 	cmd.Flags().Var(&textFlag{kind: "time", set: func(text string) (err error) {
-		if d, not := config.ParseDuration(text); not == nil {
+		if d, not := words.ParseDuration(text); not == nil {
 			options.Since = time.Now().Add(-d)
 		} else if options.Since, err = time.Parse(time.RFC3339, text); err != nil {
 			return errors.New("write a time such as 2026-11-01T00:00:00Z, or how long ago, such as 24h or 7d")

@@ -50,7 +50,7 @@ func TestVerifySaysWhatItRestsOn(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`INSERT INTO callq.call_clock_gains (at, by) VALUES (now(), '70 s')`)
 	w.exec(`INSERT INTO callq.call_meta (name, at) VALUES ('ledger', '2026-11-01T00:00:00Z')`)
-	w.exec(`INSERT INTO callq.call_audit (by, what, name, change) VALUES ('ann', 'limit', 'api', 'opened: the API was asked')`)
+	w.exec(`INSERT INTO callq.call_audit (by, what, name, change, reason) VALUES ('ann', 'limit', 'api', 'opened', 'the API was asked')`)
 	out := w.do("verify")
 	has(t, out, "This rests on:", "arrived after 2026-11-01 00:00:00Z", "70 s at ", "api, by ann at ", "opened: the API was asked", "tables' owner")
 	if r := decode[verify.Report](t, w.do("verify", "--since", "7d", "-o", "json")); r.Since == nil || len(r.RestsOn) < 4 {

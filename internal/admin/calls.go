@@ -22,6 +22,10 @@ type Filter struct {
 	Queue, Task string             // empty: any
 	Key         *string            // nil: any; a pointer to "": calls without a key
 	Codes       []int16            // an attempt of it was answered with any of these HTTP statuses; none: any
+	Error       string             // its error_message contains this; empty: any
+	Shape       *string            // its error_message has this shape (ErrorGroup); nil: any
+	Limit       string             // its queue is under this limit; empty: any
+	Since       *time.Time         // it was inserted then or later; nil: whenever
 	Before      int64              // only ids below it, if above 0: the last of a page gives the next page
 }
 
@@ -42,6 +46,20 @@ func ParseCodes(text string) (codes []int16, err error) {
 		}
 	}
 	return codes, nil
+}
+
+// CodesText is Codes as ParseCodes reads them.
+func (f Filter) CodesText() string {
+	codes, names := f.Codes, []string(nil)
+	for i := 0; i < len(codes); i++ {
+		if first := codes[i]; first%100 == 0 && i+99 < len(codes) && codes[i+99] == first+99 {
+			names = append(names, strconv.Itoa(int(first/100))+"xx")
+			i += 99
+			continue
+		}
+		names = append(names, strconv.Itoa(int(codes[i])))
+	}
+	return strings.Join(names, ",")
 }
 
 // Call is what lists show of a call.
@@ -95,6 +113,18 @@ func CountCalls(ctx context.Context, db ledger.DB, f Filter) (int64, error) {
 	return counted[0].Count, nil
 }
 
+// CountUpTo is CountCalls, but stops at most.
+func CountUpTo(ctx context.Context, db ledger.DB, f Filter, most int64) (int64, error) {
+	where, args := f.where()
+	args["most"] = most
+	counted, err := Collect[struct{ Count int64 }](ctx, db, "count calls",
+		`SELECT count(*) FROM (SELECT FROM callq.call_effective c WHERE `+where+` LIMIT @most) c`, args)
+	if err != nil {
+		return 0, err
+	}
+	return counted[0].Count, nil
+}
+
 // where is a condition on the calls c, with its arguments.
 func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	sql = "true"
@@ -110,6 +140,10 @@ func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	and(f.Queue != "", "c.queue = @queue::text")
 	and(f.Task != "", "c.task = @task::text")
 	and(f.Key != nil, "c.key = @key::text")
+	and(f.Error != "", "strpos(c.error_message, @error::text) > 0")
+	and(f.Shape != nil, shapeSQL+" = @shape::text")
+	and(f.Limit != "", "c.queue IN (SELECT unnest(queues) FROM callq.call_limits WHERE name = @limit_name::text)")
+	and(f.Since != nil, "c.created_at >= @since::timestamptz")
 	and(f.Before > 0, "c.id < @before::bigint")
 	refusals := !slices.ContainsFunc(f.Codes, func(code int16) bool { return code >= 200 && code <= 299 })
 	switch {
@@ -120,6 +154,7 @@ func (f Filter) where() (sql string, args pgx.NamedArgs) {
 	}
 	return sql, pgx.NamedArgs{
 		"statuses": f.Statuses, "queue": f.Queue, "task": f.Task, "key": f.Key, "codes": f.Codes, "before": f.Before,
+		"shape": f.Shape, "error": f.Error, "limit_name": f.Limit, "since": f.Since,
 	}
 }
 

@@ -27,6 +27,10 @@ func ReadErrors(ctx context.Context, db ledger.DB, f Filter) ([]ErrorGroup, erro
 	return Collect[ErrorGroup](ctx, db, "group failed calls", errorsSQL, mostGrouped, f.Queue, f.Task)
 }
 
+// shapeSQL is the shape of an error_message.
+const shapeSQL = `regexp_replace(regexp_replace(left(coalesce(error_message, ''), 300), '"[^"]*"?', '"…"', 'g'),
+    '\m[0-9a-f]*[0-9][0-9a-f]*(-[0-9a-f]+)*\M', '#', 'gi')`
+
 // call_queue_failed_idx finds them.
 const errorsSQL = `
 WITH failed AS (
@@ -35,8 +39,7 @@ WITH failed AS (
     ORDER BY failed_at DESC LIMIT $1
 ), shaped AS (
     SELECT f.queue, f.task, f.id, f.failed_at, a.code,
-        regexp_replace(regexp_replace(left(coalesce(f.error_message, ''), 300), '"[^"]*"?', '"…"', 'g'),
-            '\m[0-9a-f]*[0-9][0-9a-f]*(-[0-9a-f]+)*\M', '#', 'gi') AS shape
+        ` + shapeSQL + ` AS shape
     FROM failed f
     LEFT JOIN LATERAL (SELECT code FROM public.call_attempts a WHERE a.call_id = f.id AND a.attempt > 0 ORDER BY a.attempt DESC LIMIT 1) a ON true
 )

@@ -370,12 +370,17 @@ func (r *reader) history(what, name string) History {
 	}
 }
 
+// ReadChanges reads the last changes of what has this name: what is queue, limit, budget or calls.
+func ReadChanges(ctx context.Context, db ledger.DB, what, name string) ([]Change, error) {
+	return Collect[Change](ctx, db, "read the audit", auditSQL, what, name)
+}
+
 const pausesSQL = `
 SELECT what, name, key, nullif(until, 'infinity') AS until, reason, at, by, spell IS NOT NULL AS refused
 FROM callq.call_pauses
 WHERE until > clock_timestamp()`
 
-const auditSQL = `SELECT at, by, change FROM callq.call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
+const auditSQL = `SELECT at, by, change || coalesce(': ' || nullif(reason, ''), '') AS change FROM callq.call_audit WHERE what = $1 AND name = $2 ORDER BY id DESC LIMIT 20`
 
 // keysPaused is what a state adds where keys are paused alone.
 func keysPaused(n int64) string {

@@ -53,6 +53,32 @@ WHERE a.finished_at >= $2 AND c."limit" = $1 AND a.started_at IS NOT NULL AND d.
 ORDER BY due_at
 LIMIT 100000`
 
+// ReadReplayText is ReadReplay under a rate as `limits set` takes it.
+func ReadReplayText(ctx context.Context, pool Pool, name, text string, since time.Duration) (*Replay, error) {
+	given, err := limit.ParseSetting(text)
+	if err != nil {
+		return nil, err
+	}
+	limits, err := ReadLimits(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(limits, func(l Limit) bool { return l.Name == name })
+	if i < 0 {
+		return nil, nil
+	}
+	rate, err := limits[i].rateSet(given)
+	if err != nil {
+		return nil, err
+	}
+	return ReadReplay(ctx, pool, name, rate, since)
+}
+
+// rateSet is the rate that `limits set` would put in force.
+func (l Limit) rateSet(given limit.Rate) (limit.Rate, error) {
+	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}.Set(given)
+}
+
 // ReadReplay replays the first 100,000 requests of a limit that could be made since then, and ended, under its own rate and another; nil: there is no such
 // limit.
 func ReadReplay(ctx context.Context, pool Pool, name string, rate limit.Rate, since time.Duration) (*Replay, error) {

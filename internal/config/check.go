@@ -2,8 +2,11 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
@@ -263,23 +266,66 @@ func (b *Budget) check(s section) {
 }
 
 func (x *Secret) check(s section) {
-	s.require("env", "file")
+	s.oneOf("env", "file")
 	s.require("hosts")
-	if x.Env != "" && x.File != "" {
-		s.refuse("file", "", "is given beside env", "one of them")
+}
+
+func (x *Token) check(s section) { s.oneOf("env", "file") }
+
+// oneOf refuses a section that has none of some keys, or two.
+func (s section) oneOf(keys ...string) {
+	s.require(keys...)
+	if s.given(keys[0]) && s.given(keys[1]) {
+		s.refuse(keys[1], "", "is given beside "+keys[0], "one of them")
 	}
+}
+
+// ErrOpen is why callq does not listen where others could read the pages.
+var ErrOpen = errors.New("other machines reach this address, and nobody has to log in")
+
+// OpenFix is what to do about it.
+const OpenFix = "set http.auth, or http.pages: false, or listen on 127.0.0.1"
+
+func (h *HTTP) check(s section) {
+	host, _, err := net.SplitHostPort(h.Listen)
+	if err != nil || !h.Pages || h.Auth.Closed() {
+		return
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || err == nil && !ip.IsLoopback() {
+		s.refuse("listen", "", ErrOpen.Error(), OpenFix)
+	}
+}
+
+// TokenValues reads what http.auth.tokens point to, by name, as SecretValues does.
+func (c *Config) TokenValues() (map[string]string, error) {
+	points := map[string]pointer{}
+	for name, t := range c.HTTP.Auth.Tokens {
+		points[name] = pointer{t.Env, t.File}
+	}
+	return c.pointed("http.auth.tokens.", points)
 }
 
 // SecretValues reads what http_task.secrets point to, by name. Only a worker needs them, so a file that
 // names one is good on machines that lack it. The error is an *Error with all that cannot be read.
 func (c *Config) SecretValues() (map[string]string, error) {
+	points := map[string]pointer{}
+	for name, s := range c.HTTPTask.Secrets {
+		points[name] = pointer{s.Env, s.File}
+	}
+	return c.pointed("http_task.secrets.", points)
+}
+
+// pointer is where a secret is: in a variable, or a file.
+type pointer struct{ env, file string }
+
+func (c *Config) pointed(section string, points map[string]pointer) (map[string]string, error) {
 	values, failed := map[string]string{}, &Error{}
-	for _, name := range slices.Sorted(maps.Keys(c.HTTPTask.Secrets)) {
-		secret, path := c.HTTPTask.Secrets[name], "http_task.secrets."+name
+	for _, name := range slices.Sorted(maps.Keys(points)) {
+		secret, path := points[name], section+name
 		p := Problem{Path: path + ".env", Message: "the variable that it names is not set"} // no name: it may be the secret
-		values[name] = strings.TrimSpace(c.origin.env[secret.Env])
-		if secret.File != "" {
-			text, err := readSecret(secret.File)
+		values[name] = strings.TrimSpace(c.origin.env[secret.env])
+		if secret.file != "" {
+			text, err := readSecret(secret.file)
 			if values[name], p.Path = text, path+".file"; err != nil {
 				p.Message = "cannot be read: " + reason(err)
 			}

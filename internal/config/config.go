@@ -79,7 +79,35 @@ type RedisTLS struct {
 type HTTP struct {
 	Listen string `key:"listen" default:"127.0.0.1:7460" check:"listen"`
 	Pages  bool   `key:"pages" default:"true" allowed:"true|false"`
+
+	Hosts   []string `key:"hosts" check:"host"`                           // names it has beside those that it listens at
+	Actions bool     `key:"actions" default:"false" allowed:"true|false"` // without a login, on loopback
+	Auth    Auth     `key:"auth"`
 }
+
+// Auth is who may see the pages, and act. Where it is empty, nobody has to log in: then the pages are on loopback only.
+type Auth struct {
+	Users  string           `key:"users" check:"any"` // a file with name:hash:role lines
+	Tokens map[string]Token `key:"tokens"`
+	Proxy  Proxy            `key:"proxy"`
+}
+
+// Token is where a daemon finds the token of a script, and what its holder may do. TokenValues reads it.
+type Token struct {
+	Env  string `key:"env" hide:"true" check:"variable"`
+	File string `key:"file"`
+	Role string `key:"role" default:"viewer" allowed:"viewer|operator|admin"`
+}
+
+// Proxy has authenticated whom its header names.
+type Proxy struct {
+	From   []string `key:"from" check:"network"` // the addresses that its header counts from
+	Header string   `key:"header" default:"X-Forwarded-User" check:"header_name"`
+	Roles  Roles    `key:"roles" check:"role"` // of users; others are viewers
+}
+
+// Closed reports whether people have to log in.
+func (a *Auth) Closed() bool { return a.Users != "" || len(a.Tokens) > 0 || len(a.Proxy.From) > 0 }
 
 // Log is how callq writes to stderr.
 type Log struct {
@@ -253,6 +281,7 @@ type (
 	Overrides map[string]string                // keys that have another rate
 	Needs     map[string]string                // budgets, with how many units
 	Shares    map[string]string                // shares of a limit, with their parts
+	Roles     map[string]string                // users, with what they may do
 	Backoff   struct{ Min, Max time.Duration } // the wait before a retry doubles from Min up to Max, with jitter
 	Bytes     int64                            // a size: 256KiB, 1MiB or 1000
 )

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -195,7 +196,7 @@ func TestPrecedence(t *testing.T) {
 		t.Fatal(err)
 	}
 	type vars = map[string]string
-	file := "http:\n  listen: :1\nlimits: {per-account: {rate: 1/s}}\nqueues: {a: {limits: [per-account]}}\n"
+	file := "http:\n  listen: localhost:1\nlimits: {per-account: {rate: 1/s}}\nqueues: {a: {limits: [per-account]}}\n"
 	inFile := `postgres: {url: "postgres://file/d"}`
 	fromEnv := `postgres: {url: "${DATABASE_URL}"}`
 	secretIn := "postgres:\n  url_file: " + secret
@@ -205,10 +206,10 @@ func TestPrecedence(t *testing.T) {
 		want, origin string
 	}{
 		"default":                         {"", "http.listen", nil, nil, "127.0.0.1:7460", "default"},
-		"file over default":               {file, "http.listen", nil, nil, ":1", "config.yaml:2:11"},
-		"environment over file":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ":2"}, nil, ":2", "CALLQ_HTTP_LISTEN"},
-		"flag over environment":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ":2"}, vars{"http.listen": ":3"}, ":3", "--http-listen"},
-		"an empty variable is none":       {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ""}, nil, ":1", "config.yaml:2:11"},
+		"file over default":               {file, "http.listen", nil, nil, "localhost:1", "config.yaml:2:11"},
+		"environment over file":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": "localhost:2"}, nil, "localhost:2", "CALLQ_HTTP_LISTEN"},
+		"flag over environment":           {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": "localhost:2"}, vars{"http.listen": "localhost:3"}, "localhost:3", "--http-listen"},
+		"an empty variable is none":       {file, "http.listen", vars{"CALLQ_HTTP_LISTEN": ""}, nil, "localhost:1", "config.yaml:2:11"},
 		"a limit's":                       {file, "limits.per-account.slack", vars{"CALLQ_LIMITS_PER_ACCOUNT_SLACK": "2s"}, nil, "2s", "CALLQ_LIMITS_PER_ACCOUNT_SLACK"},
 		"a rate the file does not give":   {"limits: {a: }", "limits.a.rate", vars{"CALLQ_LIMITS_A_RATE": "2/s"}, nil, "[2 per 1s, sliding window]", "CALLQ_LIMITS_A_RATE"},
 		"the default queue's":             {"", "queues.default.timeout", vars{"CALLQ_QUEUES_DEFAULT_TIMEOUT": "5s"}, nil, "5s", "CALLQ_QUEUES_DEFAULT_TIMEOUT"},
@@ -354,5 +355,49 @@ queues:
 	c = mustLoad(t, "limits: {llm: {rate: 1/s}}\nqueues: {chat: {limits: [llm]}}", env, nil)
 	if got, want := c.Limits["llm"].Parts.String(), "chat 10%, rest 90%"; got != want {
 		t.Errorf("from the environment: %s, want %s", got, want)
+	}
+}
+
+// Who may come in is read, what makes no sense is refused, and callq does not listen where everybody could read.
+func TestAuth(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, `http:
+  listen: :7460
+  auth:
+    users: /etc/users
+    tokens: {CI: {env: CI_TOKEN, role: operator}, other: {file: /run/other}}
+    proxy: {from: [10.0.0.0/8, "::1"], header: X-User, roles: {alice: admin}}
+`, map[string]string{"CI_TOKEN": "secret"}, nil)
+	want := Auth{
+		Users: "/etc/users", Tokens: map[string]Token{"CI": {Env: "CI_TOKEN", Role: "operator"}, "other": {File: "/run/other", Role: "viewer"}},
+		Proxy: Proxy{From: []string{"10.0.0.0/8", "::1"}, Header: "X-User", Roles: Roles{"alice": "admin"}},
+	}
+	if !reflect.DeepEqual(c.HTTP.Auth, want) {
+		t.Errorf("%+v", c.HTTP.Auth)
+	}
+	if _, err := c.TokenValues(); err == nil || !strings.Contains(err.Error(), "http.auth.tokens.other.file") || strings.Contains(err.Error(), "CI") {
+		t.Errorf("a token that is missing: %v", err)
+	}
+	for text, want := range map[string]string{
+		"http: {listen: 0.0.0.0:1}":                                     "nobody has to log in",
+		"http: {listen: \":1\"}":                                        "nobody has to log in",
+		`http: {listen: "[::]:1"}`:                                      "nobody has to log in",
+		"http: {listen: 10.0.0.1:1}":                                    "nobody has to log in",
+		"http: {auth: {tokens: {a: {}}}}":                               "has no env and no file",
+		"http: {auth: {tokens: {a: {env: A, file: b}}}}":                "is given beside env",
+		"http: {auth: {tokens: {a: {env: A, role: root}}}}":             "viewer|operator|admin",
+		"http: {auth: {proxy: {from: [example.com]}}}":                  "is not a network",
+		"http: {auth: {proxy: {from: [\"::1\"], roles: {alice: god}}}}": "is no role",
+		"http: {auth: {proxy: {from: [\"::1\"], header: \"X User\"}}}":  "is not a header's name",
+	} {
+		if _, err := load("config.yaml", []byte(text), nil, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+	for _, text := range []string{
+		"http: {listen: \":1\", pages: false}", "http: {listen: 127.0.0.1:1}", `http: {listen: "[::1]:1"}`, "http: {listen: localhost:1}", "http: {listen: off}",
+		"http: {listen: \":1\", auth: {users: u}}", "http: {listen: \":1\", auth: {tokens: {a: {env: A}}}}", "http: {listen: \":1\", auth: {proxy: {from: [\"::1\"]}}}",
+	} {
+		mustLoad(t, text, nil, nil)
 	}
 }

@@ -17,7 +17,7 @@ func otherValue(t *testing.T, s *setting) string {
 		return "per-min"
 	}
 	candidates := append(strings.Split(s.allowed(), "|"),
-		"postgres://other/d", "redis://other", "7/1m", "17", "35s", "20ms..40s", "7d", "2KiB", "true", "0 5 * * *", "22:00-06:00", ":17", "x17")
+		"postgres://other/d", "redis://other", "7/1m", "17", "35s", "20ms..40s", "7d", "2KiB", "true", "0 5 * * *", "22:00-06:00", "localhost:17", "10.1.0.0/16", "x17")
 	for _, text := range candidates {
 		if _, err := s.parse(text); text != "" && text != s.tag("default") && err == nil {
 			return text
@@ -34,7 +34,7 @@ const everyKey = "limits: {per-min: {rate: 1/m}, at-once: {concurrency: 1}}\nque
 func inFile(path, value string) string {
 	keys := strings.Split(path, ".")
 	rate := "rate: 1/m, "
-	if keys[len(keys)-1] == "rate" {
+	if keys[len(keys)-1] == "rate" || keys[0] == "http" {
 		rate = ""
 	}
 	switch {
@@ -44,8 +44,8 @@ func inFile(path, value string) string {
 		return "limits: {per-min: {rate: 1/m}}\nqueues: {" + keys[1] + ": {" + keys[2] + ": " + value + "}}\n"
 	case keys[1] == "at-once":
 		return "limits: {at-once: {concurrency: " + value + "}}\n"
-	case strings.HasPrefix(path, "redis.tls."):
-		return "redis: {tls: {" + keys[2] + ": " + value + "}}\n"
+	case strings.HasPrefix(path, "redis.tls."), path == "http.auth.users":
+		return keys[0] + ": {" + keys[1] + ": {" + keys[2] + ": " + value + "}}\n"
 	case keys[0] == "budgets" || keys[0] == "limits":
 		return keys[0] + ": {" + keys[1] + ": {" + rate + keys[2] + ": " + value + "}}\n"
 	}
@@ -75,6 +75,8 @@ func TestEveryKey(t *testing.T) {
 			continue // of certain limits only: TestWindows, TestShares
 		case regexp.MustCompile(`^budgets\.[a-z0-9-]+\.(timezone|overrides)$|\.needs$`).MatchString(path):
 			continue // of certain budgets only: TestBudgets
+		case path == "http.auth.proxy.roles":
+			continue // TestAuth
 		case path == "limits.per-min.concurrency", strings.HasPrefix(path, "limits.at-once.") && path != "limits.at-once.concurrency":
 			continue // of the other kind of limit
 		case strings.HasSuffix(path, "_file"):

@@ -50,6 +50,7 @@ func TestDocumentedFileHasEveryKey(t *testing.T) {
 		elsewhere := regexp.MustCompile(`^limits\.(stripe\.(concurrency|burst|timezone|spread|tolerance)$|sockets|nightly|bursty|even)`).MatchString(path) || // kinds of limit
 			regexp.MustCompile(`^budgets\.(search-api\.timezone$|per-day)`).MatchString(path) ||
 			regexp.MustCompile(`^routes\[0\]\.discard$|^routes\[1\]\.`).MatchString(path) || // kinds of rule
+			path == "http.auth.tokens.CI.file" || path == "http.auth.tokens.deploy.env" ||
 			path == "http_task.secrets.STRIPE_KEY.file" || path == "http_task.secrets.OTHER_KEY.env" // and of secret
 		if c.Origin(path) == "default" && !regexp.MustCompile(`(url|password)_file$`).MatchString(path) && !elsewhere {
 			t.Errorf("config.yaml does not have %s", path)

@@ -24,6 +24,7 @@ import (
 	"github.com/callq/callq/internal/hours"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/schema"
+	"github.com/callq/callq/internal/words"
 )
 
 // parse reads a value by the setting's type, or an item of its list or mapping.
@@ -38,7 +39,7 @@ func (s *setting) parse(text string) (reflect.Value, error) {
 		if answer && text == "answer" {
 			return reflect.ValueOf(Answer), nil
 		}
-		value, err = within(text, bounds, ParseDuration)
+		value, err = within(text, bounds, words.ParseDuration)
 	case Bytes:
 		value, err = within(text, s.allowed(), parseBytes)
 	case Backoff:
@@ -90,20 +91,6 @@ func parseInt(s string) (int, error) {
 	return n, unless(err == nil, s, "is not a whole number")
 }
 
-// ParseDuration reads Go's durations and those with days and weeks: 90s, 1d12h, 2w. None is negative.
-func ParseDuration(s string) (time.Duration, error) {
-	inHours := regexp.MustCompile(`[\d.]+[dw]`).ReplaceAllStringFunc(s, func(part string) string {
-		n, err := strconv.ParseFloat(part[:len(part)-1], 64)
-		if err != nil {
-			return part // which is then refused
-		}
-		return fmt.Sprintf("%fh", n*map[byte]float64{'d': 24, 'w': 7 * 24}[part[len(part)-1]])
-	})
-	d, err := time.ParseDuration(inHours)
-	return d, unless(err == nil && !strings.ContainsAny(s, "+-"), s,
-		"is not a duration: write numbers with units, such as 30s, 1h30m, 7d, 1d12h (ms s m h d w)")
-}
-
 func parseBytes(s string) (Bytes, error) {
 	number := strings.TrimRight(s, "KMiB ")
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20}[strings.TrimSpace(s[len(number):])]
@@ -118,8 +105,8 @@ func parseBackoff(s, bounds string) (b Backoff, err error) {
 	if !ok {
 		hi = lo
 	}
-	if b.Min, err = within(strings.TrimSpace(lo), bounds, ParseDuration); err == nil {
-		b.Max, err = within(strings.TrimSpace(hi), bounds, ParseDuration)
+	if b.Min, err = within(strings.TrimSpace(lo), bounds, words.ParseDuration); err == nil {
+		b.Max, err = within(strings.TrimSpace(hi), bounds, words.ParseDuration)
 	}
 	return b, cmp.Or(err, unless(b.Min <= b.Max, s, "ends before it begins"))
 }
@@ -144,15 +131,18 @@ func ruleOf(name string) rule {
 		"header":           {checkHeader, "a header's name, such as x-ratelimit-reset; one that ends in * stands for all that begin so"},
 		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas: " +
 			"Mon-Fri 09:00-18:00, Sat 10:00-14:00 Europe/Berlin"},
-		"cost":      {checkRouteCost, "a whole number from 1 on, or a path in call_data such as $.tokens"},
-		"method":    {func(s string) error { return unless(matches(`^[A-Z]+$`, s), s, "is not a method") }, "GET, POST and so on, in capitals"},
-		"priority":  {func(s string) error { return unless(matches(`^[0-9]$`, s), s, "is no priority") }, "0..9"},
-		"route_key": {checkRouteKey, "text of at most 255 bytes, or a path in call_data such as $.customer"},
-		"listen":    {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
-		"need":      {checkNeed, "budgets with how many units each call draws, such as {search-api: 3}"},
-		"name":      {checkName, "1 to 100 bytes without spaces, quotes, commas and stars"},
-		"override":  {checkOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
-		"postgres":  {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
+		"cost":        {checkRouteCost, "a whole number from 1 on, or a path in call_data such as $.tokens"},
+		"method":      {func(s string) error { return unless(matches(`^[A-Z]+$`, s), s, "is not a method") }, "GET, POST and so on, in capitals"},
+		"priority":    {func(s string) error { return unless(matches(`^[0-9]$`, s), s, "is no priority") }, "0..9"},
+		"role":        {checkRole, "users with viewer, operator or admin, such as {alice: admin}"},
+		"route_key":   {checkRouteKey, "text of at most 255 bytes, or a path in call_data such as $.customer"},
+		"listen":      {checkListen, "host:port (port 0: any free one), :port for every interface, or off"},
+		"header_name": {func(s string) error { return unless(matches(`^[A-Za-z0-9_-]{1,100}$`, s), s, "is not a header's name") }, "a header's name, such as X-Forwarded-User"},
+		"network":     {checkNetwork, "an address, or a network such as 10.0.0.0/8"},
+		"need":        {checkNeed, "budgets with how many units each call draws, such as {search-api: 3}"},
+		"name":        {checkName, "1 to 100 bytes without spaces, quotes, commas and stars"},
+		"override":    {checkOverride, "keys with rates, or with numbers for a concurrency, such as {acct_1: 50/s}"},
+		"postgres":    {checkPostgres, "postgres://user:password@host:port/database?sslmode=…, or host=… user=… dbname=…" + escapes},
 		"rate": {checkRate, "units/window such as 100/h, 5/s, 10/500ms, 1_000/d, 100 per 1h; ms s m h d w, " +
 			"and mo for " + calendars + "; or a list of them"},
 		"redis": {checkRedis, "redis://user:password@host:port/0, rediss:// for TLS, unix:///path/to.sock?db=0" + escapes},
@@ -228,6 +218,14 @@ func checkHeader(s string) error {
 
 func checkAddress(s string) error {
 	return unless(second(netip.ParsePrefix(s)) == nil || checkHost(s) == nil, s, "is not a host")
+}
+
+func checkNetwork(s string) error {
+	return unless(second(netip.ParsePrefix(s)) == nil || second(netip.ParseAddr(s)) == nil, s, "is not a network")
+}
+
+func checkRole(s string) error {
+	return unless(slices.Contains([]string{"viewer", "operator", "admin"}, s), s, "is no role")
 }
 
 func matches(pattern, s string) bool { return regexp.MustCompile(pattern).MatchString(s) }

@@ -1,7 +1,7 @@
-// Package console shows in a browser what `callq status`, `calls list|get|why` and `limits get` print.
+// Package console shows callq in a browser, and lets people act there; scripts do so by its /api.
 //
-// It only reads. A page is rendered whole, within a timeout, or is the error. Whatever producers, APIs and
-// operators wrote appears as text. The console does not authenticate: anybody who reaches it may read.
+// A page is rendered whole, within a timeout, or is the error. Whatever producers, APIs and operators wrote appears as text. Its
+// Guard tells who asks: viewers read, operators and admins act (internal/actions).
 package console
 
 import (
@@ -14,7 +14,7 @@ import (
 	"html/template"
 	"log/slog"
 	"net/http"
-	"strconv"
+	"net/url"
 	"strings"
 	"time"
 	"unicode"
@@ -22,6 +22,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/access"
+	"github.com/callq/callq/internal/actions"
 	"github.com/callq/callq/internal/schema"
 )
 
@@ -30,48 +32,78 @@ type Config struct {
 	// Pool should be small and the console's own, so that its reads take no connections from claims and calls.
 	Pool    schema.DB
 	Client  *callqueue.Client
+	Actions *actions.Actions // on connections that may write, and are not bounded by Timeout; nil: nobody acts here
+	Guard   *access.Guard
+	Prefix  string        // of its paths, such as /callq, where another server's handler mounts it; empty: none
 	Timeout time.Duration // of each page
 	// Explain is whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)
 	Logger  *slog.Logger
 }
 
-//go:embed *.html style.css
+//go:embed *.html style.css live.js
 var files embed.FS
 
 type pages struct {
 	Config
 	templates *template.Template
+	mux       *http.ServeMux
+	live      *live
 }
 
 // New returns the handler of all paths that no other handler has.
 func New(cfg Config) (http.Handler, error) {
-	templates, err := template.New("").Funcs(functions()).ParseFS(files, "*.html")
-	if err != nil {
+	p := &pages{Config: cfg}
+	p.live = newLive(p)
+	var err error
+	if p.templates, err = template.New("").Funcs(p.functions()).ParseFS(files, "*.html"); err != nil {
 		return nil, err
 	}
-	p := &pages{cfg, templates}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", p.show(p.status))
-	mux.HandleFunc("GET /limits", p.show(p.limits))
-	mux.HandleFunc("GET /queues", p.show(p.queues))
-	mux.HandleFunc("GET /calls", p.show(p.calls))
-	mux.HandleFunc("GET /calls/{id}", p.show(p.call))
-	mux.HandleFunc("GET /limits/{name}", p.show(p.limit))
-	mux.HandleFunc("GET /queues/{name}", p.show(p.queue))
+	p.mux = mux
+	for path, read := range p.reads() {
+		mux.HandleFunc("GET "+path, p.show(read))
+	}
+	mux.HandleFunc("GET /live", p.live.serve)
+	mux.HandleFunc("POST /do/{noun}/{verb}", p.act)
+	mux.HandleFunc("POST /api/{noun}/{verb}", p.api)
 	mux.Handle("GET /style.css", http.FileServerFS(files))
-	return guarded(mux), nil
+	mux.Handle("GET /live.js", http.FileServerFS(files))
+	return headed(http.StripPrefix(cfg.Prefix, cfg.Guard.Handler(mux, p.refuse))), nil
 }
 
-// guarded has browsers show the pages, and do nothing else with them.
-func guarded(next http.Handler) http.Handler {
+// read reads a page.
+type read func(context.Context, *http.Request) (*page, error)
+
+// reads are all pages, by path.
+func (p *pages) reads() map[string]read {
+	return map[string]read{
+		"/{$}":              p.status,
+		"/limits":           p.limits,
+		"/limits/{name}":    p.limit,
+		"/queues":           p.queues,
+		"/queues/{name}":    p.queue,
+		"/calls":            p.calls,
+		"/calls/{id}":       p.call,
+		"/keys":             p.keys,
+		"/keys/{name}":      p.key,
+		"/tasks":            p.tasks,
+		"/workers":          p.workers,
+		"/budgets":          p.budgets,
+		"/audit":            p.audit,
+		"/do/{noun}/{verb}": p.ask,
+	}
+}
+
+// headed has browsers show the pages, and do nothing else with them.
+func headed(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
-			"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; " +
-				"base-uri 'none'; frame-ancestors 'none'",
+			"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; " +
+				"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 			"Cache-Control":                "no-store",
 			"Cross-Origin-Resource-Policy": "same-origin",
-			"Referrer-Policy":              "no-referrer",
+			"Referrer-Policy":              "same-origin",
 			"X-Content-Type-Options":       "nosniff",
 			"X-Frame-Options":              "DENY",
 		} {
@@ -86,9 +118,15 @@ type page struct {
 	Status   int // zero: it is there
 	Template string
 	Title    string
-	Every    int // seconds after which the browser loads it again; 0: never
+	Search   string // what the search line has
+	Live     string // where its changes come from; empty: it has none
+	Who      access.Who
 	Body     any
 }
+
+// Acts reports whether whoever sees the page may act on queues and calls, and Admin on limits too.
+func (p *page) Acts() bool  { return p.Who.Role >= access.Operator }
+func (p *page) Admin() bool { return p.Who.Role >= access.Admin }
 
 // refused is a page that tells the reader why there is no other.
 func refused(status int, format string, args ...any) *page {
@@ -96,18 +134,35 @@ func refused(status int, format string, args ...any) *page {
 }
 
 // show is the handler of a page.
-func (p *pages) show(read func(context.Context, *http.Request) (*page, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)
-		defer cancel()
-		shown, err := read(ctx, r)
-		if err != nil {
-			shown = p.refusal(ctx, err)
-		}
-		every, _ := strconv.Atoi(r.URL.Query().Get("every"))
-		shown.Every = max(0, every) // of a refusal too: a page that reloads itself goes on
-		p.write(w, shown)
+func (p *pages) show(read read) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { p.write(w, p.render(r, read)) }
+}
+
+// render reads a page, or what is wrong.
+func (p *pages) render(r *http.Request, read read) *page {
+	ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)
+	defer cancel()
+	shown, err := read(ctx, r)
+	if err != nil {
+		shown = p.refusal(ctx, err)
 	}
+	shown.Who = access.Of(r.Context())
+	if p.Actions == nil {
+		shown.Who.Role = min(shown.Who.Role, access.Viewer)
+	}
+	if shown.Live != "" {
+		shown.Live = p.Prefix + "/live?" + url.Values{"page": {r.URL.RequestURI()}}.Encode()
+	}
+	return shown
+}
+
+// refuse writes why somebody gets no answer: in JSON to scripts.
+func (p *pages) refuse(w http.ResponseWriter, r *http.Request, status int, why string) {
+	if strings.HasPrefix(r.URL.Path, "/api/") {
+		answer(w, status, map[string]string{"error": why})
+		return
+	}
+	p.write(w, refused(status, "%s", why))
 }
 
 // refusal returns what is wrong. It logs what can only be a fault of callq or of its set-up.

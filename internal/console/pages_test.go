@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/callq/callq/internal/access"
 	"github.com/callq/callq/internal/pgtest"
 )
 
@@ -31,7 +32,7 @@ func TestEverythingIsReached(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(pool.Close)
-			site := newSite(t, pool, plentiful)
+			site := newSite(t, pool, plentiful, access.Viewer)
 			read := site.crawl()
 			if site.log.Len() > 0 {
 				t.Errorf("logged: %s", site.log.String())
@@ -45,17 +46,21 @@ func TestEverythingIsReached(t *testing.T) {
 				kinds[kind]++
 			}
 			// Of queues, two are in force, calls wait in a third, and attempts run in a fourth.
-			if kinds["/"] != 2 || kinds["/calls/"] != 24 || kinds["/limits/"] != 2 || kinds["/queues/"] != 4 || kinds["/calls"] < 8 {
+			if kinds["/"] != 1 || kinds["/calls/"] != 24 || kinds["/limits/"] < 2 || kinds["/queues/"] != 4 || kinds["/calls"] < 8 || kinds["/keys/"] != 1 {
 				t.Errorf("reached: %v", kinds)
 			}
 			shown := html.EscapeString("key" + strings.NewReplacer("\u202e", "\ufffd", "\x1b", "\ufffd", "\u2066", "\ufffd").Replace(text))
 			shown = strings.ReplaceAll(shown, "+", "&#43;") // as templates write it
 			for at, words := range map[string][]string{
 				"/": {
-					"another configuration than the one in force, which host/1", "live workers differ on http_task.hosts", "no live worker that carries the label", "paused", "stopped or dead", "which is not in force", "host/1",
-					"9 per 1h", "100 per 1s",
+					"another configuration than the one in force, which host/1", "live workers differ on http_task.hosts", "no live worker that carries the label", "paused", "which is not in force", "host/1",
+					"9 per 1h",
 				},
-				"/calls?status=failed": {`aria-current="page">Dead letters</a>`, `<option value="failed" selected>`, `class="status failed"`},
+				"/calls?q=status%3Afailed": {`aria-current="page">Dead letters</a>`, `class="status failed"`, "Why they failed"},
+				"/audit":               {"limit", "queue"},
+				"/tasks":               {"task" + html.EscapeString(text[:8])},
+				"/budgets":             {"100 per 1s"},
+				"/workers":             {"stopped or dead"},
 				"/calls/1":             {shown, "call_data"},
 				"/limits/sockets":      {"the API says: 12 of 100 remain"},
 				"/calls/4":             {shown, "&#34;body&#34;: &#34;", `class="status error"`},
@@ -73,28 +78,29 @@ func TestEverythingIsReached(t *testing.T) {
 // Every page, with what is asked wrongly, and with a database that has nothing, is away, is locked or is another's.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
-	full := newSite(t, filled(t, ""), plentiful)
-	empty := newSite(t, pgtest.New(t), plentiful)
+	full := newSite(t, filled(t, ""), plentiful, access.Viewer)
+	viewed := newSite(t, pgtest.New(t), plentiful, access.Viewer)
+	empty := newSite(t, pgtest.New(t), plentiful, access.Viewer)
 	silent, err := pgxpool.New(t.Context(), noPostgres)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(silent.Close)
-	away := newSite(t, silent, plentiful)
+	away := newSite(t, silent, plentiful, access.Viewer)
 	other := pgtest.New(t)
-	if _, err := other.Exec(t.Context(), `DROP TABLE call_queue, callq.call_open, callq.call_limits, callq.call_queues CASCADE`); err != nil {
+	if _, err := other.Exec(t.Context(), `DROP TABLE call_queue, callq.call_open, callq.call_limits, callq.call_queues, callq.call_workers, callq.call_budgets, callq.call_pauses, callq.call_flows, callq.call_audit CASCADE`); err != nil {
 		t.Fatal(err)
 	}
-	without := newSite(t, other, plentiful)
+	without := newSite(t, other, plentiful, access.Viewer)
 	owner := pgtest.New(t)
 	producers, err := pgxpool.New(t.Context(), pgtest.NewLogins(t, owner.Config().ConnString()).Producer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(producers.Close)
-	forbidden := newSite(t, producers, plentiful)
+	forbidden := newSite(t, producers, plentiful, access.Viewer)
 
-	for _, path := range []string{"/", "/calls", "/calls?status=failed&queue=a", "/calls/1", "/limits/api", "/queues/pay"} {
+	for _, path := range []string{"/", "/calls", "/calls?q=status:failed+queue:a", "/calls/1", "/limits", "/limits/api", "/queues", "/queues/pay", "/keys", "/keys/key", "/tasks", "/workers", "/budgets", "/audit"} {
 		for _, c := range []struct {
 			name   string
 			site   *site
@@ -133,8 +139,12 @@ func TestAnswers(t *testing.T) {
 		{empty, "/limits/api", http.StatusNotFound, "There is no limit"},
 		{empty, "/queues/pay", http.StatusNotFound, "There is no queue"},
 
-		{full, "/?every=5", http.StatusOK, `http-equiv="refresh" content="5"`},
-		{away, "/?every=5", http.StatusServiceUnavailable, `http-equiv="refresh" content="5"`},
+		{empty, "/keys", http.StatusOK, "No call with a key waits"},
+		{empty, "/keys/any", http.StatusOK, "0 calls are due"},
+		{empty, "/tasks", http.StatusOK, "No worker runs, and no call waits"},
+		{empty, "/workers", http.StatusOK, "No worker has run of late"},
+		{empty, "/budgets", http.StatusOK, "No budget is in force"},
+		{empty, "/audit", http.StatusOK, "Nobody has changed anything yet"},
 		{full, "/calls/0", http.StatusNotFound, "There is no call"},
 		{full, "/calls/-1", http.StatusNotFound, "There is no call"},
 		{full, "/calls/99999999999999999999", http.StatusNotFound, "There is no call"},
@@ -148,13 +158,17 @@ func TestAnswers(t *testing.T) {
 		{full, "/favicon.ico", http.StatusNotFound, ""},
 		{full, "/status.html", http.StatusNotFound, ""},
 		{full, "/style.css", http.StatusOK, "color-scheme"},
-		{full, "/calls?status=nonsense", http.StatusOK, "There is no such call."},
-		{full, "/calls?status=<script>", http.StatusOK, "There is no such call."},
-		{full, "/calls?queue=%FF", http.StatusNotFound, "nothing of this name"},
-		{full, "/calls?key=%00", http.StatusNotFound, "nothing of this name"},
-		{full, "/?every=x&%zz&what=1", http.StatusOK, "Load again every 5 s"},
-		{full, "/calls?status=&queue=&key=&task=", http.StatusOK, "/calls/24"},
-		{full, "/calls?key=key&task=task&status=new,error&queue=pay", http.StatusOK, "/calls/"},
+		{full, "/calls?q=status:nonsense", http.StatusBadRequest, "status:nonsense is none"},
+		{full, "/calls?q=<script>", http.StatusBadRequest, "say what it is: key:&lt;script&gt;"},
+		{full, "/calls?q=queue:%FF", http.StatusNotFound, "nothing of this name"},
+		{full, "/calls?q=key:%00", http.StatusNotFound, "nothing of this name"},
+		{full, "/?every=x&%zz&what=1", http.StatusOK, "Limits"},
+		{full, "/calls?q=", http.StatusOK, "exactly 24 calls fit"},
+		{full, "/calls?q=7", http.StatusOK, "<h1>Call 7"},
+		{full, "/calls?q=key:key+task:task+status:new,error+queue:pay", http.StatusOK, "/calls/"},
+		{viewed, "/do/queues/pause?queue=pay", http.StatusForbidden, "Nobody acts here without a login"},
+		{viewed, "/do/queues/nonsense", http.StatusNotFound, "There is no such action"},
+		{full, "/live.js", http.StatusOK, "EventSource"},
 	} {
 		if status, text := c.site.ask(http.MethodGet, c.target); status != c.status || !strings.Contains(text, c.words) {
 			t.Errorf("%s: %d, want %d and %q\n%s", c.target, status, c.status, c.words, text)
@@ -180,7 +194,7 @@ func TestTimeout(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `LOCK call_queue, callq.call_limits`); err != nil {
 		t.Fatal(err)
 	}
-	slow := newSite(t, pool, 100*time.Millisecond)
+	slow := newSite(t, pool, 100*time.Millisecond, access.Viewer)
 	for _, path := range []string{"/", "/calls", "/calls/1", "/limits/api", "/queues/pay"} {
 		if status, text := slow.ask(http.MethodGet, path); status != http.StatusServiceUnavailable || !strings.Contains(text, "within 100ms") {
 			t.Errorf("%s: %d\n%s", path, status, text)
@@ -215,7 +229,7 @@ func TestLargeIsCut(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `ALTER TABLE call_queue ENABLE TRIGGER USER`); err != nil {
 		t.Fatal(err)
 	}
-	site := newSite(t, pool, plentiful)
+	site := newSite(t, pool, plentiful, access.Viewer)
 	for path, cuts := range map[string]int{"/calls": 0, "/calls?status=failed": 0, "/calls/1": 5} {
 		status, text := site.ask(http.MethodGet, path)
 		if n := strings.Count(text, "cut here"); status != http.StatusOK || n != cuts || len(text) > 1<<20 {
@@ -227,7 +241,7 @@ func TestLargeIsCut(t *testing.T) {
 // A path that is not clean leads to the clean one, here.
 func TestRedirects(t *testing.T) {
 	t.Parallel()
-	site := newSite(t, pgtest.New(t), plentiful)
+	site := newSite(t, pgtest.New(t), plentiful, access.Viewer)
 	for path, want := range map[string]string{"//evil.example": "/evil.example", "/calls/../": "/", "//": "/"} {
 		if status, location := site.ask(http.MethodGet, path); status/100 != 3 || location != want {
 			t.Errorf("%s: %d %s", path, status, fmt.Sprint(location))
@@ -242,8 +256,8 @@ func TestPaging(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `INSERT INTO call_queue (queue) SELECT 'q' || i % 2 FROM generate_series(1, 500) i`); err != nil {
 		t.Fatal(err)
 	}
-	site := newSite(t, pool, plentiful)
-	for filter, step := range map[string]int{"": 1, "?queue=q1": 2} { // each call, or those with odd ids
+	site := newSite(t, pool, plentiful, access.Viewer)
+	for filter, step := range map[string]int{"": 1, "?q=queue:q1": 2} { // each call, or those with odd ids
 		var ids []string
 		pages := 0
 		for at := "/calls" + filter; at != ""; pages++ {

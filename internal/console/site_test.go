@@ -16,6 +16,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/access"
+	"github.com/callq/callq/internal/actions"
 	"github.com/callq/callq/internal/console"
 	"github.com/callq/callq/internal/pgtest"
 )
@@ -32,15 +34,19 @@ type site struct {
 	log     strings.Builder
 }
 
-func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration) *site {
+func newSite(t *testing.T, pool *pgxpool.Pool, within time.Duration, role access.Role) *site {
 	t.Helper()
 	s := &site{t: t}
 	client, err := callqueue.New(pool)
 	if err != nil {
 		t.Fatal(err)
 	}
+	guard, err := access.New(access.Config{Open: access.Who{Name: "loopback", Role: role}, Logger: slog.New(slog.NewTextHandler(&s.log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
 	handler, err := console.New(console.Config{
-		Pool: pool, Client: client, Timeout: within,
+		Pool: pool, Client: client, Timeout: within, Guard: guard, Actions: &actions.Actions{Pool: pool, Client: client},
 		Explain: func(err error) (bool, string) {
 			_, away := errors.AsType[*pgconn.ConnectError](err)
 			return away, err.Error()
@@ -67,14 +73,17 @@ func (s *site) ask(method, target string) (int, string) {
 	contentType := "text/html; charset=utf-8"
 	if plain := contentType != header.Get("Content-Type"); plain { // the style, or what net/http refuses
 		contentType = map[bool]string{true: "text/css; charset=utf-8", false: "text/plain; charset=utf-8"}[answer.Code == http.StatusOK]
+		if target == "/live.js" {
+			contentType = "text/javascript; charset=utf-8"
+		}
 	}
 	for name, want := range map[string]string{
-		"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; " +
-			"frame-ancestors 'none'",
+		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; " +
+			"base-uri 'none'; frame-ancestors 'none'",
 		"Content-Type":                 contentType,
 		"Cache-Control":                "no-store",
 		"Cross-Origin-Resource-Policy": "same-origin",
-		"Referrer-Policy":              "no-referrer",
+		"Referrer-Policy":              "same-origin",
 		"X-Content-Type-Options":       "nosniff",
 		"X-Frame-Options":              "DENY",
 	} {
@@ -96,7 +105,7 @@ func (s *site) ask(method, target string) (int, string) {
 	}
 	for _, tag := range regexp.MustCompile(`<\w+`).FindAllString(text, -1) {
 		if !strings.Contains(" <html <head <meta <link <title <style <body <header <nav <a <main <h1 <h2 <p <ul <li <table <thead <tr <th <tbody <td "+
-			"<section <article <small <code <svg <polygon <polyline <line <span <progress <footer <form <input <select <option <label <button <dl <dt <dd <pre <div <b ", " "+tag+" ") {
+			"<script <time <rect <path <text <section <article <small <code <svg <polygon <polyline <line <span <progress <footer <form <input <select <option <label <button <dl <dt <dd <pre <div <b ", " "+tag+" ") {
 			s.t.Errorf("%s %s: there is a %s", method, target, tag)
 		}
 	}
@@ -154,7 +163,7 @@ func (s *site) crawl() map[string]string {
 	for len(next) > 0 {
 		at := next[0]
 		next = next[1:]
-		if _, done := read[at]; done || at == "data:," || at == "/style.css" {
+		if _, done := read[at]; done || at == "data:," || at == "/style.css" || strings.HasPrefix(at, "/do/") {
 			continue
 		}
 		status, text := s.ask(http.MethodGet, at)

@@ -14,14 +14,23 @@ import (
 
 // Paused is a queue or a limit that is paused: nothing of it may be claimed. With a key, only that key is paused.
 type Paused struct {
-	What   string // "queue" or "limit"
-	Name   string
-	Key    string
-	Until  *time.Time     // by Postgres's clock; nil: For, or until it is resumed
-	For    *time.Duration // from now; nil: Until
-	Reason string
-	By     string
+	What  string // "queue" or "limit"
+	Name  string
+	Key   string
+	Until *time.Time     // by Postgres's clock; nil: For, or until it is resumed
+	For   *time.Duration // from now; nil: Until
+	Author
 }
+
+// Author is who changes something, for the audit.
+type Author struct {
+	By     string
+	Reason string
+	Token  *string // of the form that asked for it, which does so once; nil: there was none
+}
+
+// By is an author who gives no reason.
+func By(name string) Author { return Author{By: name} }
 
 // ErrUnknown: there is no such queue or limit.
 var ErrUnknown = errors.New("there is no such queue or limit")
@@ -31,7 +40,7 @@ var ErrUnknown = errors.New("there is no such queue or limit")
 func Pause(ctx context.Context, pool schema.DB, p Paused) (recalled int, err error) {
 	_, err = underLock(ctx, pool, p.What, p.Name, pauseSQL, pgx.StrictNamedArgs{
 		"what": p.What, "name": p.Name, "key": p.Key, "until": p.Until, "for": p.For,
-		"reason": p.Reason, "by": p.By,
+		"reason": p.Reason, "by": p.By, "token": p.Token,
 	})
 	if err == nil {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
@@ -62,9 +71,9 @@ WITH paused AS (
         spell = NULL, call_id = NULL, attempt = NULL, probed_at = NULL
     RETURNING what, until
 ), audited AS (
-    INSERT INTO callq.call_audit (at, by, what, name, change)
+    INSERT INTO callq.call_audit (at, by, what, name, change, reason, token)
     SELECT clock_timestamp(), @by, what, @name, 'paused' || ` + forKeySQL + ` || CASE WHEN isfinite(until) THEN
-        to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE '' END || ': ' || @reason
+        to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE '' END, @reason, @token
     FROM paused
 )
 SELECT FROM paused`
@@ -72,8 +81,10 @@ SELECT FROM paused`
 const forKeySQL = `CASE WHEN @key <> '' THEN ' for key ' || @key ELSE '' END`
 
 // Resume ends a pause, and reports whether there was one. A pause of one key and a pause of all keys are independent.
-func Resume(ctx context.Context, pool schema.DB, what, name, key, by string) (was bool, err error) {
-	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{"what": what, "name": name, "key": key, "by": by})
+func Resume(ctx context.Context, pool schema.DB, what, name, key string, who Author) (was bool, err error) {
+	was, err = underLock(ctx, pool, what, name, resumeSQL, pgx.StrictNamedArgs{
+		"what": what, "name": name, "key": key, "by": who.By, "reason": who.Reason, "token": who.Token,
+	})
 	return was, Wrap(fmt.Sprintf("resume %s %q", what, name), err)
 }
 
@@ -82,8 +93,8 @@ const resumeSQL = `
 WITH resumed AS (
     DELETE FROM callq.call_pauses WHERE what = @what AND name = @name AND key = @key RETURNING what, name, key
 ), audited AS (
-    INSERT INTO callq.call_audit (at, by, what, name, change)
-    SELECT clock_timestamp(), @by, what, name, 'resumed' || ` + forKeySQL + ` FROM resumed
+    INSERT INTO callq.call_audit (at, by, what, name, change, reason, token)
+    SELECT clock_timestamp(), @by, what, name, 'resumed' || ` + forKeySQL + `, @reason, @token FROM resumed
 ), woken AS (
     INSERT INTO callq.call_inbox (queue, at, key)
     SELECT q.queue, clock_timestamp(), r.key
@@ -97,8 +108,13 @@ WITH resumed AS (
 )
 SELECT pg_notify('` + callqueue.WakeChannel + `', '') FROM resumed`
 
-// AuditSQL records who changed what, and how.
-const AuditSQL = `INSERT INTO callq.call_audit (at, by, what, name, change) VALUES (clock_timestamp(), $1, $2, $3, $4)`
+// Audit records who changed what, how, and why.
+func Audit(b *pgx.Batch, who Author, what, name, change string) {
+	b.Queue(auditSQL, who.By, what, name, change, who.Reason, who.Token)
+}
+
+const auditSQL = `
+INSERT INTO callq.call_audit (at, by, what, name, change, reason, token) VALUES (clock_timestamp(), $1, $2, $3, $4, $5, $6)`
 
 // underLock runs a statement under the lock that claims take, and reports whether it returned a row. It sees what a claim
 // commits while it waits for the lock.

@@ -64,9 +64,9 @@ WITH was AS (
     WHERE p.until < excluded.until
     RETURNING until
 ), audited AS (
-    INSERT INTO callq.call_audit (at, by, what, name, change)
+    INSERT INTO callq.call_audit (at, by, what, name, change, reason)
     SELECT clock_timestamp(), @by, 'limit', @name, 'closed' || ` + forKeySQL + ` ||
-        to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || @reason
+        to_char(until AT TIME ZONE 'UTC', ' "until" YYYY-MM-DD"T"HH24:MI:SS"Z"'), @reason
     FROM shut
     WHERE NOT EXISTS (
         SELECT FROM (SELECT at, change FROM callq.call_audit WHERE what = 'limit' AND name = @name ORDER BY id DESC LIMIT 1) l

@@ -107,6 +107,17 @@ func (w *written) echoed(echo string, s *Shape) error {
 	return nil
 }
 
+// ParseSetting reads a rate, or a whole number for a concurrency.
+func ParseSetting(text string) (Rate, error) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		if n < 1 || n > 1_000_000 {
+			return Rate{}, fmt.Errorf("%d at once is outside 1 to 1000000; to let nothing through, pause the limit", n)
+		}
+		return Rate{Units: n}, nil
+	}
+	return ParseAny(text)
+}
+
 // ParseAny reads a rate before its algorithm is known: as a sliding window, or else as the first algorithm that can read it.
 func ParseAny(text string) (Rate, error) {
 	rate, err := ParseRate(text)

@@ -24,18 +24,18 @@ func Apply(ctx context.Context, pool schema.DB, p Policy, by string) ([]string, 
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error { return a.apply(ctx, p) })
+	changes, err := apply(ctx, pool, ledger.By(by), func(ctx context.Context, a *application) error { return a.apply(ctx, p) })
 	return changes, ledger.Wrap("apply limits and queues", err)
 }
 
 // apply runs one change of the policy in a transaction, under the lock that lets one applier through at a time.
-func apply(ctx context.Context, pool schema.DB, by string, run func(context.Context, *application) error) ([]string, error) {
+func apply(ctx context.Context, pool schema.DB, who ledger.Author, run func(context.Context, *application) error) ([]string, error) {
 	if e, err := EnterEpoch(ctx, pool, unsaid, 0); err != nil {
 		return nil, err
 	} else if e.Verdict == Waiting {
 		return nil, ErrUnjudged
 	}
-	a := application{by: by}
+	a := application{who: who}
 	err := begin(ctx, pool, func(tx pgx.Tx) error {
 		a.tx = tx
 		if tag, err := tx.Exec(ctx, lockAppliersSQL); err != nil {
@@ -68,7 +68,7 @@ SELECT set_config('idle_in_transaction_session_timeout', '5s', true) FROM callq.
 // application is one change of what is in force.
 type application struct {
 	tx      pgx.Tx
-	by      string
+	who     ledger.Author
 	changes []string
 	audit   pgx.Batch // a row for each change
 	put     []string  // limits that were written
@@ -91,7 +91,7 @@ func (a *application) apply(ctx context.Context, p Policy) error {
 	if err := a.applyRoutes(ctx, p.Routes); err != nil {
 		return err
 	}
-	_, err := a.tx.Exec(ctx, noteAppliedSQL, p.hash(), a.by)
+	_, err := a.tx.Exec(ctx, noteAppliedSQL, p.hash(), a.who.By)
 	return ledger.Wrap("note the policy", err)
 }
 
@@ -175,7 +175,7 @@ func (a *application) applyBudgets(ctx context.Context, budgets []Budget) error 
 		names[i] = b.Name
 		tag, err := a.tx.Exec(ctx, putBudgetSQL, pgx.StrictNamedArgs{
 			"name": b.Name, "rate": b.Rate.Units, "window": b.Rate.Window, "burst": b.Burst, "shape": b.BudgetShape,
-			"on_outage": b.OnOutage, "by": a.by,
+			"on_outage": b.OnOutage, "by": a.who.By,
 		})
 		if err != nil {
 			return fmt.Errorf("write budget %q: %w", b.Name, err)
@@ -206,7 +206,7 @@ func collect[T any](ctx context.Context, db ledger.DB, row pgx.RowToFunc[T], sql
 // changed notes a change, for the caller and for the audit.
 func (a *application) changed(what, name, change string) {
 	a.changes = append(a.changes, what+" "+name+": "+change)
-	a.audit.Queue(ledger.AuditSQL, a.by, what, name, change)
+	ledger.Audit(&a.audit, a.who, what, name, change)
 }
 
 // remove removes what the policy no longer has, by a statement that returns the names.

@@ -100,7 +100,7 @@ func (a *application) applyLimits(ctx context.Context, p Policy) error {
 		}
 		names = append(names, l.Name)
 	}
-	a.dropped, err = a.remove(ctx, "limit", "removed", dropLimitsSQL, names, a.by)
+	a.dropped, err = a.remove(ctx, "limit", "removed", dropLimitsSQL, names, a.who.By)
 	return err
 }
 
@@ -123,7 +123,7 @@ func (a *application) changeLimit(ctx context.Context, was, now limitRow) error 
 		"name": now.Name, "rate": now.Rate.Units, "window": now.Rate.Window, "shape": now.Rate.Shape,
 		"bucket_width": now.Rate.Bucket(), "per_key": now.PerKey, "overrides": now.Overrides, "count_cost": now.CountCost,
 		"anchor": now.Anchor, "slack": now.Slack, "proof": now.Proof, "arrive_within": now.ArriveWithin, "send_within": now.SendWithin, "hosts": now.Hosts,
-		"retry_after": now.RetryAfter, "headers": now.Headers, "trust": now.Trust, "shares": now.Shares, "queues": now.Queues, "config": now.Config, "by": a.by,
+		"retry_after": now.RetryAfter, "headers": now.Headers, "trust": now.Trust, "shares": now.Shares, "queues": now.Queues, "config": now.Config, "by": a.who.By,
 		"shut": was.reachesShort(now), "bounded": was.bounded(now), "less": was.less(now),
 	})
 	if err != nil {
@@ -161,10 +161,9 @@ SET version = excluded.version, rate = excluded.rate, window_size = excluded.win
 var ErrRate = errors.New("it cannot have this rate")
 
 // Override puts a rate in force instead of the configuration's, until Reset. If it is lower, unstarted attempts are
-// recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. by names
-// who, for the audit. The error is ledger.ErrUnknown if there is no such limit.
-func Override(ctx context.Context, pool schema.DB, name string, rate limit.Rate, by string) ([]string, error) {
-	return onLimit(ctx, pool, "set", name, by, func(ctx context.Context, a *application, was limitRow) error {
+// recalled: once Override returns, nothing starts beyond the new rate. It returns what changed, a line each. The error is ledger.ErrUnknown if there is no such limit.
+func Override(ctx context.Context, pool schema.DB, name string, rate limit.Rate, who ledger.Author) ([]string, error) {
+	return onLimit(ctx, pool, "set", name, who, func(ctx context.Context, a *application, was limitRow) error {
 		is, now := was.Rate, was
 		to, err := is.Set(rate)
 		switch atOnce := rate.Window == 0 && rate.Period == ""; {
@@ -182,8 +181,8 @@ func Override(ctx context.Context, pool schema.DB, name string, rate limit.Rate,
 }
 
 // Reset puts the configuration's rate in force again.
-func Reset(ctx context.Context, pool schema.DB, name, by string) ([]string, error) {
-	return onLimit(ctx, pool, "reset", name, by, func(ctx context.Context, a *application, was limitRow) error {
+func Reset(ctx context.Context, pool schema.DB, name string, who ledger.Author) ([]string, error) {
+	return onLimit(ctx, pool, "reset", name, who, func(ctx context.Context, a *application, was limitRow) error {
 		now := was
 		now.Rate, now.Config = *cmp.Or(was.Config, &was.Rate), nil
 		return a.changeLimit(ctx, was, now)
@@ -192,9 +191,9 @@ func Reset(ctx context.Context, pool schema.DB, name, by string) ([]string, erro
 
 // onLimit changes one limit that queues use. Their rows are locked first, as claims do it.
 func onLimit(
-	ctx context.Context, pool schema.DB, verb, name, by string, change func(context.Context, *application, limitRow) error,
+	ctx context.Context, pool schema.DB, verb, name string, who ledger.Author, change func(context.Context, *application, limitRow) error,
 ) ([]string, error) {
-	changes, err := apply(ctx, pool, by, func(ctx context.Context, a *application) error {
+	changes, err := apply(ctx, pool, who, func(ctx context.Context, a *application) error {
 		rows, err := collect(ctx, a.tx, pgx.RowToStructByName[limitRow], limitsSQL+` WHERE name = $1 AND queues <> '{}'`, name)
 		if err != nil {
 			return fmt.Errorf("read the limit: %w", err)
@@ -216,10 +215,10 @@ const lockQueuesSQL = `SELECT FROM callq.call_queues WHERE name = ANY($1) ORDER 
 var ErrUncounted = errors.New("what it has used is not counted yet: that waits until attempts under its former rule have ended")
 
 // Open counts nothing as missing from a limit any more, nor as in doubt, on the word of an operator who knows what was sent and
-// what has arrived. It returns what changed, a line each. reason and by, who, are for the audit and for verify. The error is ledger.ErrUnknown if there
+// what has arrived. It returns what changed, a line each. The reason is for the audit and for verify. The error is ledger.ErrUnknown if there
 // is no such limit, and ErrUncounted if it is closed until it is counted.
-func Open(ctx context.Context, pool schema.DB, name, reason, by string) ([]string, error) {
-	return onLimit(ctx, pool, "open", name, by, func(ctx context.Context, a *application, l limitRow) error {
+func Open(ctx context.Context, pool schema.DB, name string, who ledger.Author) ([]string, error) {
+	return onLimit(ctx, pool, "open", name, who, func(ctx context.Context, a *application, l limitRow) error {
 		var counted, missing bool
 		if err := a.tx.QueryRow(ctx, missingSQL, name).Scan(&counted, &missing); err != nil {
 			return err
@@ -232,7 +231,7 @@ func Open(ctx context.Context, pool schema.DB, name, reason, by string) ([]strin
 			return err
 		}
 		a.wake = l.Queues
-		a.changed("limit", name, "opened: "+reason)
+		a.changed("limit", name, "opened")
 		_, err = a.tx.Exec(ctx, foundSQL, name)
 		return err
 	})

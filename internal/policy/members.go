@@ -37,7 +37,7 @@ func NewMember() Member {
 func (m Member) Join(
 	ctx context.Context, pool schema.DB, p Policy, always bool, maxData int64,
 ) (changes []string, kept *Kept, err error) {
-	changes, err = apply(ctx, pool, m.Name, func(ctx context.Context, a *application) (err error) {
+	changes, err = apply(ctx, pool, ledger.By(m.Name), func(ctx context.Context, a *application) (err error) {
 		if !always {
 			if kept, err = a.keep(ctx, p); err != nil {
 				return err

@@ -51,7 +51,7 @@ func (cfg Config) known(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if cfg.Known != nil && !cfg.Known(r.Host) {
 			http.Error(w, fmt.Sprintf("This callq listens on loopback, and is not known as %q there: ask for localhost or 127.0.0.1. "+
-				"A proxy before it should send that as the Host.", r.Host), http.StatusMisdirectedRequest)
+				"Of a proxy before it, set http.hosts.", r.Host), http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -61,18 +61,21 @@ func (cfg Config) known(next http.Handler) http.Handler {
 // KnownHosts returns which Host headers to answer. A server on loopback relies on no other machine reaching it. But a browser
 // on that machine runs others' pages, and DNS rebinding lets such a page read from 127.0.0.1 under its own name. It
 // still sends that name as the Host.
-func KnownHosts(address net.Addr, listen string) func(host string) bool {
+func KnownHosts(address net.Addr, names []string) func(host string) bool {
 	tcp, ok := address.(*net.TCPAddr)
 	if !ok || !tcp.IP.IsLoopback() {
 		return func(string) bool { return true }
 	}
-	configured := hostName(listen)
+	configured := map[string]bool{}
+	for _, name := range names {
+		configured[hostName(name)] = true
+	}
 	return func(host string) bool {
 		name := hostName(host)
 		if ip, err := netip.ParseAddr(name); err == nil {
 			return ip.Unmap().IsLoopback()
 		}
-		return name == "localhost" || strings.HasSuffix(name, ".localhost") || name != "" && name == configured
+		return name == "localhost" || strings.HasSuffix(name, ".localhost") || name != "" && configured[name]
 	}
 }
 

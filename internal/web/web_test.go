@@ -101,14 +101,14 @@ func TestHosts(t *testing.T) {
 			"evil.example:7460": false, "evil.example": false, "127.0.0.1.evil.example": false, "localhost.evil.example": false, "evillocalhost": false,
 			"0.0.0.0:7460": false, "10.0.0.1:7460": false, "": false, ":7460": false, "[::]": false, "localhost@evil.example": false, "a:b:c": false,
 		}},
-		{"127.0.1.1", "myhost:7460", map[string]bool{"myhost:7460": true, "MyHost": true, "localhost": true, "otherhost": false}},
+		{"127.0.1.1", "myhost:7460", map[string]bool{"myhost:7460": true, "MyHost": true, "localhost": true, "otherhost": false, "proxied.example": true}},
 		{"::1", "[::1]:7460", map[string]bool{"[::1]:7460": true, "localhost": true, "evil.example": false}},
 		{"0.0.0.0", ":7460", map[string]bool{"callq.internal": true, "10.0.0.1:7460": true}},
 		{"10.0.0.1", "10.0.0.1:7460", map[string]bool{"callq.internal": true}},
 	} {
 		cfg := web.Config{
 			Metrics: prometheus.NewRegistry(), Pages: http.RedirectHandler("/there", http.StatusFound),
-			Known: web.KnownHosts(&net.TCPAddr{IP: net.ParseIP(c.ip), Port: 7460}, c.listen),
+			Known: web.KnownHosts(&net.TCPAddr{IP: net.ParseIP(c.ip), Port: 7460}, []string{c.listen, "proxied.example"}),
 		}
 		for host, known := range c.hosts {
 			want, page := http.StatusMisdirectedRequest, http.StatusMisdirectedRequest

@@ -1,4 +1,4 @@
-// Package words writes numbers as people do.
+// Package words writes numbers as people do, and reads lengths of time.
 package words
 
 import "fmt"

@@ -69,7 +69,7 @@ func (w *world) setLimit(l policy.Limit) {
 		_, err := w.lane.workers.Exec(w.ctx, `UPDATE callq.call_limits SET rate = $2, config = $3 WHERE name = $1`, l.Name, r.Units, l.Rate)
 		w.must(err)
 		r.Window = l.Rate.Window
-	} else if _, err := policy.Override(w.ctx, w.lane.workers, l.Name, set, "operator"); err != nil {
+	} else if _, err := policy.Override(w.ctx, w.lane.workers, l.Name, set, ledger.By("operator")); err != nil {
 		w.must(err)
 	}
 	w.overrides[l.Name] = r
@@ -82,7 +82,7 @@ func (w *world) resetLimit(l policy.Limit) {
 		return
 	}
 	w.note(0, l.Name, "an operator resets the limit")
-	_, err := policy.Reset(w.ctx, w.lane.workers, l.Name, "operator")
+	_, err := policy.Reset(w.ctx, w.lane.workers, l.Name, ledger.By("operator"))
 	w.must(err)
 	delete(w.overrides, l.Name)
 	w.api.publish()
@@ -185,7 +185,7 @@ func (w *world) resume(p ledger.Paused) {
 	if p.What == "limit" && !w.used(p.Name) {
 		return
 	}
-	was, err := ledger.Resume(w.ctx, w.lane.workers, p.What, p.Name, p.Key, "operator")
+	was, err := ledger.Resume(w.ctx, w.lane.workers, p.What, p.Name, p.Key, ledger.By("operator"))
 	w.must(err)
 	delete(w.pauses, pauseOf{p.What, p.Name, p.Key})
 	delete(w.doors, pauseOf{p.What, p.Name, p.Key})

@@ -175,8 +175,8 @@ WITH events AS (
     SELECT id, at, CASE WHEN by > '0' THEN 'gain' ELSE 'loss' END AS kind, extract(epoch FROM by)::float8 || ' s' AS what, '' AS why
     FROM callq.call_clock_gains WHERE isfinite(at)
     UNION ALL
-    SELECT id, at, 'opened', name || ', by ' || by, ': ' || change
-    FROM callq.call_audit WHERE what = 'limit' AND starts_with(change, 'opened: ')
+    SELECT id, at, 'opened', name || ', by ' || by, ': opened: ' || reason
+    FROM callq.call_audit WHERE what = 'limit' AND change = 'opened'
 ), last AS (
     SELECT kind, string_agg(what || ' at ' || to_char(at, @time) || why, '; ' ORDER BY id) AS list
     FROM (SELECT *, row_number() OVER (PARTITION BY kind ORDER BY id DESC) AS n FROM events
