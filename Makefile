@@ -4,6 +4,8 @@
 LINT_VERSION := v2.15.0
 TOOLS := $(or $(XDG_CACHE_HOME),$(if $(HOME),$(HOME)/.cache),$(CURDIR)/.tools)/callq/tools
 LINT := $(TOOLS)/golangci-lint-$(LINT_VERSION)
+PROMTOOL_VERSION := v0.316.0
+PROMTOOL := $(TOOLS)/promtool-$(PROMTOOL_VERSION)
 INSTALL = go run -C verification $(RACE) ./install
 # PG=16, 17 or 18: npm's Postgres of that version instead of the installed one.
 SERVERS = go run -C verification $(RACE) ./servers $(addprefix -pg ,$(PG))
@@ -16,7 +18,7 @@ JUDGES := ./fakeapi ./install ./model/... ./npmpostgres ./oracle ./servers ./set
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,6 +57,11 @@ fuzz: ## what APIs may say of when to come again, at random for 10 s
 lint: $(LINT) ## the linters of .golangci.yml
 	$(LINT) run
 	cd verification && $(LINT) run
+
+# What it says of metrics, TestGauges asks of a running serve.
+alerts: $(PROMTOOL) ## promtool on deploy/grafana: each alert fires, and stays silent where little is missing
+	$(PROMTOOL) check rules deploy/grafana/alerts.yaml
+	cd deploy/grafana && $(PROMTOOL) test rules alerts_test.yaml
 
 vet: ## go vet
 	go vet ./...
@@ -179,20 +186,25 @@ sim: deps ## 200 seeds of the simulation, and proof that it notices rules that a
 sim-night: deps ## 20,000 seeds of it, for hours
 	$(SIM) -run TestSimulation -seeds 20000
 
-docs: deps ## write docs/configuration.md, docs/cli.md, docs/guarantee-tests.md, docs/windows.svg and the schema that doctor expects anew, from the code
+docs: deps ## write docs/configuration.md, docs/cli.md, docs/guarantee-tests.md, docs/windows.svg, the dashboard, the alerts and the schema that doctor expects anew, from the code
 	UPDATE=1 go test -count=1 ./docs -run 'TestGuarantees$$'
 	UPDATE=1 go test -count=1 ./internal/limit -run 'TestWindows$$'
 	UPDATE=1 go test -count=1 ./internal/config -run 'TestReference$$|TestBusted$$'
 	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$|TestMetricsTable$$'
+	UPDATE=1 go test -count=1 ./deploy/grafana -run 'TestFiles$$'
 	UPDATE=1 $(SERVERS) -C .. go test -count=1 ./internal/doctor -run 'TestSchemaFingerprints$$'
 
 fmt: $(LINT) ## format as the linters want it
 	$(LINT) fmt
 	cd verification && $(LINT) fmt
 
-# Built in a module of its own, so that neither go.mod nor a workspace changes what is built.
-$(LINT):
-	mkdir -p $(@D)/src
-	cd $(@D)/src && printf 'module tools\n\ngo 1.26.0\n\nrequire github.com/golangci/golangci-lint/v2 $(LINT_VERSION)\n' >go.mod && \
-		GOWORK=off GOFLAGS=-mod=mod CGO_ENABLED=0 go build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	rm -r $(@D)/src
+# Built in modules of their own, so that neither go.mod nor a workspace changes what is built. Each takes minutes.
+$(LINT): MODULE := github.com/golangci/golangci-lint/v2 $(LINT_VERSION)
+$(LINT): PACKAGE := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(PROMTOOL): MODULE := github.com/prometheus/prometheus $(PROMTOOL_VERSION)
+$(PROMTOOL): PACKAGE := -tags remove_all_sd github.com/prometheus/prometheus/cmd/promtool
+$(LINT) $(PROMTOOL):
+	mkdir -p $@-src
+	cd $@-src && printf 'module tools\n\ngo 1.26.0\n\nrequire $(MODULE)\n' >go.mod && \
+		GOWORK=off GOFLAGS=-mod=mod CGO_ENABLED=0 go build -o $@ $(PACKAGE)
+	rm -r $@-src

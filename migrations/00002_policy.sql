@@ -217,7 +217,7 @@ CREATE TABLE callq.call_epochs (
 );
 
 -- Single facts. 'database': the database's id in Redis. 'max_data': the bound of call_data for enqueue_call. 'ledger': rows with
--- arrived_by up to "at" may have been purged.
+-- arrived_by up to "at" may have been purged. 'retention': it last ended without an error.
 CREATE TABLE callq.call_meta (
     name     text PRIMARY KEY,
     position bigint,

@@ -70,6 +70,7 @@ type gaugeDescs struct {
 	up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc
 	remoteLimit, remoteRemaining, lowered, routed                *prometheus.Desc
 	sharePart, shareUsed, shareWaiting                           *prometheus.Desc
+	unhandled, workers, dispatchers, clock, retention            *prometheus.Desc
 }
 
 func newGaugeDescs() gaugeDescs {
@@ -89,6 +90,11 @@ func newGaugeDescs() gaugeDescs {
 		sharePart:       describe("callq_limit_share_part", "The part of a limit that a share is guaranteed, from 0 to 1.", "limit", "share"),
 		shareUsed:       describe("callq_limit_share_used", "Units of a limit that calls of a share have that are open, or ended within the last minute.", "limit", "share"),
 		shareWaiting:    describe("callq_limit_share_waiting_calls", "Due calls of a share of a limit.", "limit", "share"),
+		unhandled:       describe("callq_queue_unhandled_calls", "Due calls of a queue that no live worker handles.", "queue"),
+		workers:         describe("callq_workers_live", "Workers that are alive."),
+		dispatchers:     describe("callq_dispatchers_live", "Dispatchers that are alive."),
+		clock:           describe("callq_clock_ahead_seconds", "By how much Postgres's clock is ahead of this machine's, give or take half a round trip."),
+		retention:       describe("callq_retention_last_success_timestamp_seconds", "When retention last ended without an error; before that, when callq was set up."),
 		oldest:          describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
 	}
 }
@@ -96,7 +102,7 @@ func newGaugeDescs() gaugeDescs {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting, d.unhandled, d.workers, d.dispatchers, d.clock, d.retention} {
 		to <- desc
 	}
 }
@@ -113,6 +119,12 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	set(d.up, 1)
+	set(d.workers, float64(read.Workers))
+	set(d.dispatchers, float64(read.Dispatchers))
+	set(d.clock, read.ClockAhead)
+	if read.Retention != nil {
+		set(d.retention, *read.Retention)
+	}
 	for _, l := range read.Limits {
 		set(d.units, float64(l.Units), l.Name)
 		set(d.used, float64(l.Used), l.Name)
@@ -144,6 +156,7 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 			set(d.calls, float64(n), q.Name, state)
 		}
 		set(d.oldest, q.OldestDue, q.Name)
+		set(d.unhandled, float64(q.Unhandled), q.Name)
 	}
 	for _, r := range read.Routes {
 		for outcome, n := range map[string]int64{"moved": r.Moved, "discarded": r.Discarded, "failed": r.Failed} {

@@ -4,17 +4,20 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/callq/callq/internal/config"
@@ -89,6 +92,8 @@ queues: {pay: {limits: [api, one], max_attempts: 1, on_refused: retry}, off: {li
 	w.call(busy.URL, "--queue", "pay")
 	w.call(busy.URL, "--queue", "pay")
 	w.call(busy.URL, "--queue", "pay", "--in", "1h")
+	w.do("enqueue", "nobodys", "--queue", "off")
+	w.do("maintain", "retention")
 	w.do("limits", "pause", "off", "--reason", "test")
 	w.do("enqueue", "--queue", "nowhere")
 	w.exec(`INSERT INTO callq.call_remotes (limit_name, most, remaining, reset_at, answered_at, lowered) VALUES ('api', 9, 0, now() + interval '1 h', now(), 2)`)
@@ -97,5 +102,17 @@ queues: {pay: {limits: [api, one], max_attempts: 1, on_refused: retry}, off: {li
 		`callq_limit_next_unit_seconds{limit="one"} 0`, `callq_limit_next_unit_seconds{limit="off"} +Inf`, `callq_limit_used{limit="idle"} 0`,
 		`callq_limit_closed{cause="paused",limit="off"} 1`, `callq_limit_closed{cause="paused",limit="api"} 0`,
 		`callq_queue_calls{queue="pay",state="due"} 2`, `callq_queue_calls{queue="pay",state="scheduled"} 1`, `callq_queue_calls{queue="",state="due"} 1`,
-		`callq_queue_oldest_due_seconds{queue="off"} 0`)
+		`callq_queue_unhandled_calls{queue="off"} 1`, `callq_queue_unhandled_calls{queue="pay"} 0`, `callq_queue_oldest_due_seconds{queue="keyed"} 0`,
+		`callq_workers_live 1`, `callq_dispatchers_live 1`, `callq_retention_last_success_timestamp_seconds `)
+	_, body := ask(t, address, "/metrics")
+	ahead := regexp.MustCompile(`(?m)^callq_clock_ahead_seconds (\S+)$`).FindStringSubmatch(body)
+	if by, err := strconv.ParseFloat(ahead[1], 64); err != nil || math.Abs(by) > 0.5 {
+		t.Errorf("Postgres's clock, of this machine, is ahead by %s s", ahead[1])
+	}
+	// What `promtool check metrics` says.
+	problems, err := promlint.New(strings.NewReader(body + "\n")).Lint() // ask trims it
+	must(t, err)
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"strings"
+	"time"
 )
 
 // Gauges is what a scrape measures: how full each limit is, and what each queue holds. To read them costs a row for each
@@ -12,6 +13,15 @@ type Gauges struct {
 	Limits []LimitGauge
 	Queues []QueueGauge
 	Routes []Route
+	Fleet
+	ClockAhead float64 // seconds by which Postgres's clock is ahead of this machine's, give or take half a round trip
+}
+
+// Fleet is which processes are alive, and when retention last ended without an error; of a new callq: when it was set up.
+type Fleet struct {
+	Workers     int64    `db:"workers"`
+	Dispatchers int64    `db:"dispatchers"`
+	Retention   *float64 `db:"retention"` // seconds since 1970; nil: no configuration was ever applied
 }
 
 // LimitGauge is a limit in numbers. Of one per key, Units are those of a key, and Used those of the key that uses most among
@@ -54,6 +64,7 @@ type QueueGauge struct {
 	Scheduled  int64   `db:"scheduled"`
 	Dispatched int64   `db:"dispatched"`
 	Running    int64   `db:"running"`
+	Unhandled  int64   `db:"unhandled"`  // of Due: no live worker handles their task and carries the queue's label
 	OldestDue  float64 `db:"oldest_due"` // seconds, about; 0: none is due
 }
 
@@ -61,6 +72,14 @@ type QueueGauge struct {
 func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 	return snapshot(ctx, pool, func(r *reader) *Gauges {
 		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL), Routes: r.routes()}
+		asked := time.Now()
+		if clock := one[struct{ Now time.Time }](r, "read the clock", `SELECT clock_timestamp() AS now`); clock != nil {
+			took := time.Since(asked)
+			g.ClockAhead = clock.Now.Sub(asked.Round(0).Add(took / 2)).Seconds() // without Round, it would go by the monotonic clock
+		}
+		if fleet := one[Fleet](r, "read who is alive", fleetSQL); fleet != nil {
+			g.Fleet = *fleet
+		}
 		due := map[string]int64{}
 		for _, q := range g.Queues {
 			due[q.Name] = q.Due
@@ -97,17 +116,30 @@ func (l Limit) nextUnit() float64 {
 	return max(0, at.Sub(l.now)).Seconds()
 }
 
+const fleetSQL = `
+SELECT (SELECT count(*) FROM callq.call_workers WHERE callq.alive(heartbeat_at)) AS workers,
+    (SELECT count(*) FROM callq.call_dispatchers WHERE callq.alive(heartbeat_at)) AS dispatchers,
+    extract(epoch FROM coalesce((SELECT at FROM callq.call_meta WHERE name = 'retention'),
+        (SELECT min(applied_at) FROM callq.call_policies)))::float8 AS retention`
+
 // There may be a million segments, so the oldest call is sought where it is likely: in a queue's longest flows.
 const queueGaugesSQL = `
-WITH waiting AS (
-    SELECT queue, sum(due) AS due, sum(scheduled) AS scheduled
+WITH tasks AS (
+    SELECT queue, task, sum(due) AS due, sum(scheduled) AS scheduled
     FROM (
-        SELECT queue, sum(calls) AS due, 0 AS scheduled FROM callq.call_flows WHERE calls > 0 GROUP BY queue
+        SELECT queue, task, sum(calls) AS due, 0 AS scheduled FROM callq.call_flows WHERE calls > 0 GROUP BY queue, task
         UNION ALL
-        SELECT queue, sum(calls) FILTER (WHERE at <= now()), sum(calls) FILTER (WHERE at > now())
-        FROM callq.call_inbox WHERE calls > 0 GROUP BY queue
+        SELECT queue, task, sum(calls) FILTER (WHERE at <= now()), sum(calls) FILTER (WHERE at > now())
+        FROM callq.call_inbox WHERE calls > 0 GROUP BY queue, task
     ) b
-    GROUP BY queue
+    GROUP BY queue, task
+), waiting AS (
+    SELECT t.queue, sum(t.due) AS due, sum(t.scheduled) AS scheduled, sum(t.due) FILTER (WHERE NOT EXISTS (
+        SELECT FROM callq.call_workers k
+        WHERE callq.alive(k.heartbeat_at) AND t.task = ANY (k.tasks) AND (coalesce(q.label, '') = '' OR q.label = ANY (k.labels))
+    )) AS unhandled
+    FROM tasks t LEFT JOIN callq.call_queues q ON q.name = t.queue
+    GROUP BY t.queue
 ), oldest AS (
     SELECT queue, min(at) AS at
     FROM (
@@ -125,6 +157,7 @@ WITH waiting AS (
 )
 SELECT coalesce(q.name, '') AS name, coalesce(sum(w.due), 0)::bigint AS due, coalesce(sum(w.scheduled), 0)::bigint AS scheduled,
     coalesce(sum(o.dispatched), 0)::bigint AS dispatched, coalesce(sum(o.running), 0)::bigint AS running,
+    coalesce(sum(w.unhandled), 0)::bigint AS unhandled,
     CASE WHEN sum(w.due) > 0 THEN greatest(0, extract(epoch FROM now() - min(nullif(f.at, '-infinity')))) ELSE 0 END::float8 AS oldest_due
 FROM callq.call_queues q
 FULL JOIN waiting w ON w.queue = q.name

@@ -87,8 +87,14 @@ func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err e
 		}
 		removed = tag.RowsAffected()
 	}
-	return p, nil
+	_, err = pool.Exec(ctx, retentionEndedSQL)
+	return p, ledger.Wrap("note that retention ended", err)
 }
+
+// By it an alert sees that retention no longer works, or is no longer run.
+const retentionEndedSQL = `
+INSERT INTO callq.call_meta AS m (name, at) VALUES ('retention', clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)`
 
 const (
 	purgeLimitHistorySQL = `DELETE FROM callq.call_limit_history WHERE minute < clock_timestamp() - $1::interval`
