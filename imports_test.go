@@ -60,7 +60,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/witness", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
 		{
 			name: "dispatcher", ours: []string{
-				"callqueue", "internal/boottime", "internal/claim", "internal/handoff", "internal/history", "internal/ledger", "internal/limit", "internal/maintenance",
+				"callqueue", "internal/boottime", "internal/claim", "internal/handoff", "internal/history", "internal/ledger", "internal/ledger/verify", "internal/limit", "internal/maintenance",
 				"internal/policy", "internal/recovery", "internal/schema",
 			},
 			modules: []string{cron, pgx, prometheus, redis},

@@ -70,6 +70,7 @@ type gaugeDescs struct {
 	up, units, used, doubt, waiting, next, closed, calls, oldest *prometheus.Desc
 	remoteLimit, remoteRemaining, lowered, routed                *prometheus.Desc
 	sharePart, shareUsed, shareWaiting                           *prometheus.Desc
+	verifyProblems, verifyRun                                    *prometheus.Desc
 }
 
 func newGaugeDescs() gaugeDescs {
@@ -89,6 +90,8 @@ func newGaugeDescs() gaugeDescs {
 		sharePart:       describe("callq_limit_share_part", "The part of a limit that a share is guaranteed, from 0 to 1.", "limit", "share"),
 		shareUsed:       describe("callq_limit_share_used", "Units of a limit that calls of a share have that are open, or ended within the last minute.", "limit", "share"),
 		shareWaiting:    describe("callq_limit_share_waiting_calls", "Due calls of a share of a limit.", "limit", "share"),
+		verifyProblems:  describe("callq_verify_problems", "Problems that the last run of schedule.verify found, on whichever dispatcher; absent before the first run."),
+		verifyRun:       describe("callq_verify_last_run_timestamp_seconds", "When the last run of schedule.verify that came to its end began, in Unix seconds."),
 		oldest:          describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
 	}
 }
@@ -96,7 +99,7 @@ func newGaugeDescs() gaugeDescs {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting, d.verifyProblems, d.verifyRun} {
 		to <- desc
 	}
 }
@@ -144,6 +147,10 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 			set(d.calls, float64(n), q.Name, state)
 		}
 		set(d.oldest, q.OldestDue, q.Name)
+	}
+	if v := read.Verified; v != nil {
+		set(d.verifyProblems, float64(v.Problems))
+		set(d.verifyRun, float64(v.At.UnixMilli())/1000)
 	}
 	for _, r := range read.Routes {
 		for outcome, n := range map[string]int64{"moved": r.Moved, "discarded": r.Discarded, "failed": r.Failed} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"strings"
+	"time"
 )
 
 // Gauges is what a scrape measures: how full each limit is, and what each queue holds. To read them costs a row for each
@@ -12,7 +13,17 @@ type Gauges struct {
 	Limits []LimitGauge
 	Queues []QueueGauge
 	Routes []Route
+	// Verified is the last scheduled verify; nil: there was none.
+	Verified *Verified
 }
+
+// Verified is a scheduled verify that came to its end: when it began, and how many problems it found.
+type Verified struct {
+	At       time.Time `db:"at"`
+	Problems int64     `db:"problems"`
+}
+
+const verifiedSQL = `SELECT at, position AS problems FROM callq.call_meta WHERE name = 'verified'`
 
 // LimitGauge is a limit in numbers. Of one per key, Units are those of a key, and Used those of the key that uses most among
 // keys with open attempts: to compare all keys would take too long.
@@ -60,7 +71,7 @@ type QueueGauge struct {
 // ReadGauges reads the gauges in one snapshot.
 func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 	return snapshot(ctx, pool, func(r *reader) *Gauges {
-		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL), Routes: r.routes()}
+		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL), Routes: r.routes(), Verified: one[Verified](r, "read the last verify", verifiedSQL)}
 		due := map[string]int64{}
 		for _, q := range g.Queues {
 			due[q.Name] = q.Due
