@@ -14,6 +14,7 @@ const module = "github.com/callq/callq/"
 
 const (
 	asynq      = "github.com/hibiken/asynq"
+	bubbletea  = "charm.land/bubbletea/v2"
 	cobra      = "github.com/spf13/cobra"
 	cron       = "github.com/robfig/cron/v3"
 	goose      = "github.com/pressly/goose/v3"
@@ -127,7 +128,7 @@ func TestImports(t *testing.T) {
 	}
 	for name, list := range imports {
 		for _, path := range list {
-			if anyWithin(path, []string{cobra, module + "internal/config"}) && !strings.HasPrefix(name, "cmd/") {
+			if anyWithin(path, []string{bubbletea, cobra, module + "internal/config"}) && !strings.HasPrefix(name, "cmd/") {
 				t.Errorf("%s must not import %s: only cmd does", name, path)
 			}
 			if anyWithin(path, []string{yaml}) && name != "internal/config" {
