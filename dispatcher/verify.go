@@ -56,15 +56,16 @@ func (d *Dispatcher) verifyOnce(ctx context.Context) (*verify.Report, error) {
 	}
 	report, err := verify.Run(ctx, pool, verify.Options{Since: since})
 	if err != nil {
-		return nil, errors.Join(err, second(pool.Exec(ctx, verifyFreeSQL, now, verifyApart)))
+		free, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // it may have ended because ctx did
+		defer cancel()
+		_, freeErr := pool.Exec(free, verifyFreeSQL, now, verifyApart)
+		return nil, errors.Join(err, freeErr)
 	}
 	if _, err := pool.Exec(ctx, verifiedSQL, now, verifyApart, len(report.Findings)); err != nil {
 		return nil, fmt.Errorf("note what verify found: %w", err)
 	}
 	return report, nil
 }
-
-func second[T any](_ T, err error) error { return err }
 
 // A turn is over at the latest when the run is, also if its dispatcher died, or the clock was set back.
 const verifyTurnSQL = `
