@@ -186,10 +186,10 @@ sim: deps ## 200 seeds of the simulation, and proof that it notices rules that a
 sim-night: deps ## 20,000 seeds of it, for hours
 	$(SIM) -run TestSimulation -seeds 20000
 
-docs: deps ## write docs/configuration.md, docs/cli.md, docs/guarantee-tests.md, docs/windows.svg, the dashboard, the alerts and the schema that doctor expects anew, from the code
+docs: deps ## write docs/configuration.md, docs/config.schema.json, docs/cli.md, docs/guarantee-tests.md, docs/windows.svg, the dashboard, the alerts and the schema that doctor expects anew, from the code
 	UPDATE=1 go test -count=1 ./docs -run 'TestGuarantees$$'
 	UPDATE=1 go test -count=1 ./internal/limit -run 'TestWindows$$'
-	UPDATE=1 go test -count=1 ./internal/config -run 'TestReference$$|TestBusted$$'
+	UPDATE=1 go test -count=1 ./internal/config -run 'TestReference$$|TestBusted$$|TestSchema$$'
 	UPDATE=1 go test -count=1 ./cmd/callq -run 'TestReference$$|TestMetricsTable$$'
 	UPDATE=1 go test -count=1 ./deploy/grafana -run 'TestFiles$$'
 	UPDATE=1 $(SERVERS) -C .. go test -count=1 ./internal/doctor -run 'TestSchemaFingerprints$$'

@@ -15,6 +15,7 @@ const module = "github.com/callq/callq/"
 const (
 	bcrypt     = "golang.org/x/crypto/bcrypt"
 	asynq      = "github.com/hibiken/asynq"
+	bubbletea  = "charm.land/bubbletea/v2"
 	cobra      = "github.com/spf13/cobra"
 	cron       = "github.com/robfig/cron/v3"
 	goose      = "github.com/pressly/goose/v3"
@@ -61,7 +62,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/witness", ours: []string{"internal/ledger", "internal/schema"}, modules: []string{pgx}},
 		{
 			name: "dispatcher", ours: []string{
-				"callqueue", "internal/boottime", "internal/claim", "internal/handoff", "internal/history", "internal/ledger", "internal/limit", "internal/maintenance",
+				"callqueue", "internal/boottime", "internal/claim", "internal/handoff", "internal/history", "internal/ledger", "internal/ledger/verify", "internal/limit", "internal/maintenance",
 				"internal/policy", "internal/recovery", "internal/schema",
 			},
 			modules: []string{cron, pgx, prometheus, redis},
@@ -133,7 +134,7 @@ func TestImports(t *testing.T) {
 	}
 	for name, list := range imports {
 		for _, path := range list {
-			if anyWithin(path, []string{cobra, module + "internal/config"}) && !strings.HasPrefix(name, "cmd/") {
+			if anyWithin(path, []string{bubbletea, cobra, module + "internal/config"}) && !strings.HasPrefix(name, "cmd/") {
 				t.Errorf("%s must not import %s: only cmd does", name, path)
 			}
 			if anyWithin(path, []string{yaml}) && name != "internal/config" {

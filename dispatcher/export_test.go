@@ -42,6 +42,9 @@ func (d *Dispatcher) Tick(ctx context.Context) error {
 // Poll claims what it can without waiting for a lock, as between ticks.
 func (d *Dispatcher) Poll(ctx context.Context) error { _, err := d.Step(ctx, false); return err }
 
+// Verify is what a dispatcher does on schedule.Verify.
+func (d *Dispatcher) Verify(ctx context.Context) { d.verify(ctx) }
+
 // LowWater is the batch from which on attempts are open, as the dispatcher knows it.
 func (d *Dispatcher) LowWater() int64 { return d.claims.OpenFrom() }
 

@@ -173,7 +173,7 @@ func TestOpenLimit(t *testing.T) {
 	}
 	s.once(r)
 	s.want(`SELECT count(*) = 4 FROM callq.call_open`)
-	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE by = 'an operator' AND change = 'opened: a clean switchover'`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE by = 'an operator' AND change = 'opened' AND reason = 'a clean switchover'`)
 	report, err := verify.Run(t.Context(), s.pool, verify.Options{})
 	if err != nil || !strings.Contains(strings.Join(report.RestsOn, "\n"), "a clean switchover") {
 		t.Error(report, err)

@@ -94,8 +94,10 @@ func (l *log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-func (l *log) has(words string) bool {
+func (l *log) has(words string) bool { return strings.Contains(l.all(), words) }
+
+func (l *log) all() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Contains(l.text.String(), words)
+	return l.text.String()
 }

@@ -18,11 +18,15 @@ type Schedule struct {
 	Dispatch  string // default "@every 1s"
 	Retention string // default "0 4 * * *"
 	Vacuum    string // default "30 4 * * 0"
+	Verify    string // default "off": never
 }
 
-// specs returns when each job runs: the tick, retention, vacuum, vacuum of tables that need it, and the history of a minute.
+// off is the schedule of what never runs.
+const off = "off"
+
+// specs returns when each job runs: the tick, retention, vacuum, vacuum of tables that need it, the history of a minute, and verify.
 func (s Schedule) specs() []string {
-	return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s", "* * * * *"}
+	return []string{s.Dispatch, s.Retention, s.Vacuum, "@every 10s", "* * * * *", s.Verify}
 }
 
 // check fills in the defaults.
@@ -30,7 +34,12 @@ func (s *Schedule) check() error {
 	s.Dispatch = cmp.Or(s.Dispatch, "@every 1s")
 	s.Retention = cmp.Or(s.Retention, "0 4 * * *")
 	s.Vacuum = cmp.Or(s.Vacuum, "30 4 * * 0")
-	for _, spec := range s.specs() {
+	s.Verify = cmp.Or(s.Verify, off)
+	specs := s.specs()
+	if s.Verify == off { // it alone may be
+		specs = specs[:len(specs)-1]
+	}
+	for _, spec := range specs {
 		if strings.Contains(spec, "TZ=") && !strings.Contains(spec, " ") { // cron would panic
 			return fmt.Errorf("schedule %q: it has a time zone, and no times", spec)
 		}
@@ -59,6 +68,7 @@ func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 		func() { d.logJob(ctx, "vacuum", maintenance.Vacuum(ctx, d.cfg.db)) },
 		func() { d.logJob(ctx, "vacuum", maintenance.VacuumNeeded(ctx, d.cfg.db)) },
 		func() { d.noteHistory(ctx) },
+		func() { d.verify(ctx) },
 	}}
 	j.follow(d.current.Load().Schedule)
 	return j
@@ -73,7 +83,9 @@ func (j *jobs) follow(s Schedule) {
 		j.cron.Remove(entry.ID)
 	}
 	for i, spec := range s.specs() {
-		_, _ = j.cron.AddFunc(spec, j.runs[i]) // s was checked
+		if spec != off {
+			_, _ = j.cron.AddFunc(spec, j.runs[i]) // s was checked
+		}
 	}
 	j.of = s
 }

@@ -17,4 +17,13 @@ func TestScheduleIsChecked(t *testing.T) {
 			t.Errorf("%q: %v", spec, err)
 		}
 	}
+	for _, s := range []Schedule{{Verify: "of"}, {Dispatch: off}, {Retention: off, Verify: "@daily"}, {Vacuum: off}} {
+		if err := s.check(); err == nil {
+			t.Errorf("%+v is not refused", s)
+		}
+	}
+	s := Schedule{Verify: "@daily"}
+	if err := s.check(); err != nil {
+		t.Error(err)
+	}
 }

@@ -57,7 +57,7 @@ func callsCommand(a *app) *cobra.Command {
 
 // filterVar adds the flags that say which calls.
 func filterVar(flags *pflag.FlagSet, f *admin.Filter, allowed []callqueue.Status) {
-	flags.Var(&textFlag{kind: "strings", set: func(text string) error {
+	flags.Var(&textFlag{kind: "strings", choices: texts(allowed), set: func(text string) error {
 		for name := range strings.SplitSeq(text, ",") {
 			if !slices.Contains(allowed, callqueue.Status(name)) {
 				return fmt.Errorf("this is for calls that are %s", joined(allowed))
@@ -88,12 +88,14 @@ func textVar(flags *pflag.FlagSet, text *string, name, usage string) {
 	}}, name, usage)
 }
 
-func joined(statuses []callqueue.Status) string {
+func joined(statuses []callqueue.Status) string { return strings.Join(texts(statuses), ", ") }
+
+func texts(statuses []callqueue.Status) []string {
 	texts := make([]string, len(statuses))
 	for i, s := range statuses {
 		texts[i] = string(s)
 	}
-	return strings.Join(texts, ", ")
+	return texts
 }
 
 func callsListCommand(a *app) *cobra.Command {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,15 @@ import (
 
 func configCommand(a *app) *cobra.Command {
 	return group("config", "Write, check, show and apply the configuration", configInitCommand(a), &cobra.Command{
+		Use: "schema", Short: "Print the JSON schema of the configuration, for editors",
+		Long: "Print the JSON schema of the configuration. Editors that know YAML complete and check keys by it: write it beside\n" +
+			"config.yaml, as config.schema.json, and begin that with `# yaml-language-server: $schema=config.schema.json`.\n" +
+			"`config check` checks more.",
+		RunE: func(*cobra.Command, []string) error {
+			_, err := io.WriteString(a.stdout, callq.ConfigSchema)
+			return err
+		},
+	}, &cobra.Command{
 		Use: "check", Short: "Check the file, the environment and the flags, and show every mistake",
 		Long: "Check the file, the environment and the flags. Show every mistake, where it is and what is allowed.\n" +
 			"Exit code 2 if there is one. Connects to nothing.",
@@ -71,14 +81,15 @@ func configInitCommand(a *app) *cobra.Command {
 			if len(args) > 0 {
 				path = args[0]
 			}
+			_, text, _ := strings.Cut(callq.ConfigYAML, "\n") // the first line is for a file that has its schema beside it
 			if path == "-" {
-				_, err := io.WriteString(a.stdout, callq.ConfigYAML)
+				_, err := io.WriteString(a.stdout, text)
 				return err
 			}
 			const mode = 0o644 // a daemon's user may read what another wrote: passwords belong in files of their own
 			file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 			if err == nil {
-				_, err = file.WriteString(callq.ConfigYAML)
+				_, err = file.WriteString(text)
 				err = errors.Join(err, file.Close())
 			}
 			if err != nil {

@@ -71,6 +71,7 @@ type gaugeDescs struct {
 	remoteLimit, remoteRemaining, lowered, routed                *prometheus.Desc
 	sharePart, shareUsed, shareWaiting                           *prometheus.Desc
 	unhandled, workers, dispatchers, clock, retention            *prometheus.Desc
+	verifyProblems, verifyRun                                    *prometheus.Desc
 }
 
 func newGaugeDescs() gaugeDescs {
@@ -95,6 +96,8 @@ func newGaugeDescs() gaugeDescs {
 		dispatchers:     describe("callq_dispatchers_live", "Dispatchers that are alive."),
 		clock:           describe("callq_clock_ahead_seconds", "By how much Postgres's clock is ahead of this machine's, give or take half a round trip."),
 		retention:       describe("callq_retention_last_success_timestamp_seconds", "When retention last ended without an error; before that, when callq was set up."),
+		verifyProblems:  describe("callq_verify_problems", "Problems that the last run of schedule.verify found, on whichever dispatcher; absent before the first run."),
+		verifyRun:       describe("callq_verify_last_run_timestamp_seconds", "When the last run of schedule.verify that came to its end began, in Unix seconds."),
 		oldest:          describe("callq_queue_oldest_due_seconds", "For how long the oldest due call has waited, about.", "queue"),
 	}
 }
@@ -102,7 +105,7 @@ func newGaugeDescs() gaugeDescs {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(to chan<- *prometheus.Desc) {
 	d := newGaugeDescs()
-	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting, d.unhandled, d.workers, d.dispatchers, d.clock, d.retention} {
+	for _, desc := range []*prometheus.Desc{d.up, d.units, d.used, d.doubt, d.waiting, d.next, d.closed, d.calls, d.oldest, d.remoteLimit, d.remoteRemaining, d.lowered, d.routed, d.sharePart, d.shareUsed, d.shareWaiting, d.unhandled, d.workers, d.dispatchers, d.clock, d.retention, d.verifyProblems, d.verifyRun} {
 		to <- desc
 	}
 }
@@ -157,6 +160,10 @@ func (g *gauges) Collect(to chan<- prometheus.Metric) {
 		}
 		set(d.oldest, q.OldestDue, q.Name)
 		set(d.unhandled, float64(q.Unhandled), q.Name)
+	}
+	if v := read.Verified; v != nil {
+		set(d.verifyProblems, float64(v.Problems))
+		set(d.verifyRun, float64(v.At.UnixMilli())/1000)
 	}
 	for _, r := range read.Routes {
 		for outcome, n := range map[string]int64{"moved": r.Moved, "discarded": r.Discarded, "failed": r.Failed} {

@@ -97,6 +97,8 @@ queues: {pay: {limits: [api, one], max_attempts: 1, on_refused: retry}, off: {li
 	w.do("limits", "pause", "off", "--reason", "test")
 	w.do("enqueue", "--queue", "nowhere")
 	w.exec(`INSERT INTO callq.call_remotes (limit_name, most, remaining, reset_at, answered_at, lowered) VALUES ('api', 9, 0, now() + interval '1 h', now(), 2)`)
+	w.exec(`INSERT INTO callq.call_meta (name, position, at) VALUES ('verified', 2, to_timestamp(1800000000.5))`)
+	shows(`callq_verify_problems 2`, `callq_verify_last_run_timestamp_seconds 1.8000000005e+09`)
 	shows(`callq_limit_remote_limit{limit="api"} 9`, `callq_limit_remote_remaining{limit="api"} 0`, `callq_limit_lowered_units{limit="api"} 2`)
 	shows(`callq_limit_waiting_calls{limit="api"} 2`, `callq_limit_units{limit="api"} 3`, `callq_limit_next_unit_seconds{limit="api"} 3`,
 		`callq_limit_next_unit_seconds{limit="one"} 0`, `callq_limit_next_unit_seconds{limit="off"} +Inf`, `callq_limit_used{limit="idle"} 0`,

@@ -37,6 +37,7 @@ func TestOwnCommands(t *testing.T) {
 
 		{"config, no verb", nothing, "config", 2, "callq config needs a verb"},
 		{"config init to stdout", nothing, "config init -", 0, "callq's configuration, with every key at its default"},
+		{"config schema", bad, "config schema", 0, "json-schema.org"},
 		{"config init, two files", nothing, "config init a b", 2, "accepts at most 1 arg(s), received 2"},
 		{"config init, no such folder", nothing, "config init /no/such/config.yaml", 1, "/no/such/config.yaml"},
 		{"config init, a bad file is no matter", bad, "config init -", 0, "postgres:"},
@@ -104,7 +105,7 @@ func TestConfigInit(t *testing.T) {
 	if out := w.do("config", "init", file); out != "wrote "+file+"\n" {
 		t.Errorf("said %q", out)
 	}
-	has(callq.ConfigYAML)
+	has(strings.TrimPrefix(callq.ConfigYAML, "# yaml-language-server: $schema=docs/config.schema.json\n"))
 	w.do("config", "check", "-c", file)
 	for _, v := range decode[[]config.Value](t, w.do("config", "show", "-o", "json", "-c", file)) {
 		if v.Value != "" && !strings.HasPrefix(v.Source, file+":") { // what is commented out has none

@@ -241,9 +241,9 @@ func TestReloadWithoutItsFile(t *testing.T) {
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default()
-	cfg.Schedule.Vacuum, cfg.Retention.Failed, cfg.HTTPTask.Store = "@daily", time.Hour, "all"
+	cfg.Schedule.Vacuum, cfg.Schedule.Verify, cfg.Retention.Failed, cfg.HTTPTask.Store = "@daily", "@daily", time.Hour, "all"
 	changed := config.Changed(cfg, config.Default())
-	if len(changed) != 3 {
+	if len(changed) != 4 {
 		t.Errorf("changed are %q", changed)
 	}
 	for _, key := range changed {
@@ -273,7 +273,7 @@ func TestParts(t *testing.T) {
 			Hours: "Mon 09:00-18:00 UTC", Needs: config.Needs{"search": "2"},
 		}},
 		Budgets:   map[string]config.Budget{"search": {Rule: searchRule, OnOutage: "open"}},
-		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
+		Schedule:  config.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly", Verify: "@hourly"},
 		Retention: config.Retention{Done: 1, Failed: 2, Cancelled: 3, History: 4},
 		Worker:    config.Worker{Concurrency: 7, Labels: []string{"a"}, ShutdownTimeout: 5},
 		HTTPTask: config.HTTPTask{
@@ -302,7 +302,7 @@ func TestParts(t *testing.T) {
 				BudgetShape: budget.Shape{PerKey: true},
 			}},
 		},
-		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly"},
+		Schedule:  dispatcher.Schedule{Dispatch: "@every 2s", Retention: "@daily", Vacuum: "@weekly", Verify: "@hourly"},
 		Retention: maintenance.Retention{Done: 1, Failed: 2, Cancelled: 3, History: 4},
 		MaxData:   1000,
 		Schema:    "own", TableSchema: "theirs", Failover: policy.Strict,

@@ -110,6 +110,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
 		checkArgs(cmd)
+		completeNames(a, cmd)
 	}
 	a.urls, a.timeout = map[string]string{}, 10*time.Second
 	flags := root.PersistentFlags()
@@ -122,6 +123,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 a check found problems
 		}}, server+"-url", strings.ToUpper(server[:1])+server[1:]+" to use, over the environment and the file")
 	}
 	flags.StringVarP(&a.output, "output", "o", "table", "form of the output: table, json or jsonl")
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp))
 	flags.BoolVar(&a.yes, "yes", false, "do not ask before what cannot be undone")
 	durationVar(flags, &a.timeout, time.Millisecond, "timeout", "how long to wait for Postgres and Redis (dispatch --once: 60s)")
 	return root
@@ -177,6 +179,7 @@ func (a *app) logger(cfg *config.Config) *slog.Logger {
 // textFlag is a flag whose text a function reads. It shows its default only: what is given may hold a password.
 type textFlag struct {
 	kind, preset string
+	choices      []string // what shells complete, if it is a list of these
 	set          func(text string) error
 }
 

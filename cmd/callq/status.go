@@ -22,9 +22,10 @@ func statusCommand(a *app) *cobra.Command {
 	watch := false
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show queues, limits, budgets, workers and the oldest call on one screen",
-		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; with\n" +
-			"-o jsonl each screen is one line. What is free of budgets comes from Redis. A call that was cancelled or deleted\n" +
-			"counts as waiting until a claim has passed it. The oldest call is looked for among the first in line.",
+		Long: "Show queues, limits, budgets, workers and the oldest call on one screen. --watch repeats it until Ctrl-C; on a\n" +
+			"terminal it fills the screen, with what is in trouble first, until q; with -o jsonl each screen is one line. What is\n" +
+			"free of budgets comes from Redis. A call that was cancelled or deleted counts as waiting until a claim has passed it.\n" +
+			"The oldest call is looked for among the first in line.",
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
 			if watch {
 				return watchStatus(ctx, db)
@@ -32,20 +33,19 @@ func statusCommand(a *app) *cobra.Command {
 			return showStatus(ctx, db, "")
 		}),
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "show it every second, until Ctrl-C")
+	cmd.Flags().BoolVar(&watch, "watch", false, "show it every second, until Ctrl-C, or q on a terminal")
 	return cmd
 }
 
 // watchStatus shows the status every second until ctx ends, which is its good end.
 func watchStatus(ctx context.Context, db *database) error {
-	before := "\n"
-	if isTerminal(db.stdout) {
-		before = "\x1b[H\x1b[J" // go to the top left, and clear what is below
+	if db.output == "table" && isTerminal(db.stdout) {
+		return watchOnTerminal(ctx, db)
 	}
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
-		if err := showStatus(ctx, db, before); err != nil && ctx.Err() == nil {
+		if err := showStatus(ctx, db, "\n"); err != nil && ctx.Err() == nil {
 			return err
 		}
 		select {
@@ -58,17 +58,25 @@ func watchStatus(ctx context.Context, db *database) error {
 
 // showStatus shows a screen. What comes before it is for people too.
 func showStatus(ctx context.Context, db *database, before string) error {
-	return db.within(ctx, func(ctx context.Context) error {
-		s, err := admin.ReadStatus(ctx, db.DB)
-		if err != nil {
-			return err
-		}
-		readBudgets(ctx, db.cfg, s.Budgets)
-		return db.show(s, func(w io.Writer) {
-			fmt.Fprint(w, before)
-			printStatus(w, s)
-		})
+	s, err := readStatus(ctx, db)
+	if err != nil {
+		return err
+	}
+	return db.show(s, func(w io.Writer) {
+		fmt.Fprint(w, before)
+		printStatus(w, s)
 	})
+}
+
+// readStatus reads what a screen shows, within --timeout.
+func readStatus(ctx context.Context, db *database) (s *admin.Status, err error) {
+	err = db.within(ctx, func(ctx context.Context) error {
+		if s, err = admin.ReadStatus(ctx, db.DB); err == nil {
+			readBudgets(ctx, db.cfg, s.Budgets)
+		}
+		return err
+	})
+	return s, err
 }
 
 func printStatus(to io.Writer, s *admin.Status) {
@@ -87,9 +95,7 @@ func printStatus(to io.Writer, s *admin.Status) {
 	table[admin.Limit]{
 		"LIMIT,RATE,QUEUES,OCCUPIED,ROOM,STATE", func(l admin.Limit) []any { return limitTable().cells(l)[:6] },
 	}.below(to, s.Limits)
-	table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
-		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
-	}}.below(to, s.Budgets)
+	budgetTable().below(to, s.Budgets)
 	routeTable().below(to, s.Routes)
 	table[admin.Worker]{"WORKER,POOL,TASKS,RUNNING,LAST HEARTBEAT", func(w admin.Worker) []any {
 		beat := admin.Ago(s.At, w.BeatAt)
@@ -103,6 +109,12 @@ func printStatus(to io.Writer, s *admin.Status) {
 		queue, ago := printable(short(s.Oldest.Queue)), admin.Ago(s.At, s.Oldest.DueAt)
 		fmt.Fprintf(to, "oldest due call: %d in %s, due %s\n", s.Oldest.ID, queue, ago)
 	}
+}
+
+func budgetTable() table[admin.Budget] {
+	return table[admin.Budget]{"BUDGET,RATE,BURST,ON OUTAGE,FREE", func(b admin.Budget) []any {
+		return []any{b.Name, b.Rate, b.Burst, b.OnOutage, freeText(b)}
+	}}
 }
 
 func freeText(b admin.Budget) string {

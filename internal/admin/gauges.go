@@ -14,7 +14,8 @@ type Gauges struct {
 	Queues []QueueGauge
 	Routes []Route
 	Fleet
-	ClockAhead float64 // seconds by which Postgres's clock is ahead of this machine's, give or take half a round trip
+	ClockAhead float64   // seconds by which Postgres's clock is ahead of this machine's, give or take half a round trip
+	Verified   *Verified // the last scheduled verify; nil: there was none
 }
 
 // Fleet is which processes are alive, and when retention last ended without an error; of a new callq: when it was set up.
@@ -23,6 +24,14 @@ type Fleet struct {
 	Dispatchers int64    `db:"dispatchers"`
 	Retention   *float64 `db:"retention"` // seconds since 1970; nil: no configuration was ever applied
 }
+
+// Verified is a scheduled verify that came to its end: when it began, and how many problems it found.
+type Verified struct {
+	At       time.Time `db:"at"`
+	Problems int64     `db:"problems"`
+}
+
+const verifiedSQL = `SELECT at, position AS problems FROM callq.call_meta WHERE name = 'verified'`
 
 // LimitGauge is a limit in numbers. Of one per key, Units are those of a key, and Used those of the key that uses most among
 // keys with open attempts: to compare all keys would take too long.
@@ -71,7 +80,7 @@ type QueueGauge struct {
 // ReadGauges reads the gauges in one snapshot.
 func ReadGauges(ctx context.Context, pool Pool) (*Gauges, error) {
 	return snapshot(ctx, pool, func(r *reader) *Gauges {
-		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL), Routes: r.routes()}
+		g := &Gauges{Queues: list[QueueGauge](r, "measure queues", queueGaugesSQL), Routes: r.routes(), Verified: one[Verified](r, "read the last verify", verifiedSQL)}
 		asked := time.Now()
 		if clock := one[struct{ Now time.Time }](r, "read the clock", `SELECT clock_timestamp() AS now`); clock != nil {
 			took := time.Since(asked)

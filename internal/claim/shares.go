@@ -19,8 +19,8 @@ import (
 type shares struct {
 	cfg   *Config
 	turns map[usage.Of]*limit.Turns
-	seen  map[string]sight // by queue
-	due   map[string]bool  // the queues with calls that may be claimed
+	seen  map[string]sight            // by queue
+	due   map[string]bool             // the queues with calls that may be claimed
 	left  map[string]map[string]int64 // by queue and share: units that claims of others left to it
 	freed bool                        // some that were left are not wanted: others may have more
 }

@@ -237,6 +237,7 @@ type Schedule struct {
 	Dispatch  string `key:"dispatch" default:"@every 1s" check:"cron"`
 	Retention string `key:"retention" default:"0 4 * * *" check:"cron"`
 	Vacuum    string `key:"vacuum" default:"30 4 * * 0" check:"cron"`
+	Verify    string `key:"verify" default:"off" check:"cron_or_off"`
 }
 
 // Retention is how long finished calls are kept.

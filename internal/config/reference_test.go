@@ -42,7 +42,7 @@ const referenceHead = `# Configuration
 
 Every key of config.yaml, generated from the code (` + "`make docs`" + `). [config.yaml](../config.yaml) is the same as a
 file: ` + "`callq config init`" + ` writes it, ` + "`callq config check`" + ` shows every mistake with its line, and ` + "`callq config show`" + `
-what is in force and where it comes from.
+what is in force and where it comes from. Editors complete and check it by [its schema](config.schema.json): see ` + "`callq config schema`" + `.
 
 The file is the one that ` + "`-c`" + ` names, else ` + "`CALLQ_CONFIG`" + `, else ./config.yaml, else /etc/callq/config.yaml; it may
 be missing unless it was named. A flag (` + "`--postgres-url`, `--redis-url`" + `) holds over the environment, that over the

@@ -118,6 +118,7 @@ type rule struct {
 }
 
 func ruleOf(name string) rule {
+	const times = `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`
 	const escapes = "; @ : / ? in a password as %40 %3A %2F %3F"
 	calendars := algorithms(", ", hasTimezone)
 	return map[string]rule{
@@ -126,7 +127,8 @@ func ruleOf(name string) rule {
 		"any":              {func(string) error { return nil }, ""},
 		"address":          {checkAddress, "a name, an address, or a network such as 10.0.0.0/8"},
 		"budget_rate":      {checkRate, "units/window such as 100/s, 10/500ms, 90_000/m; ms s m h d w, and mo for " + calendars},
-		"cron":             {checkCron, `minute hour day month weekday, such as "0 4 * * *", or @daily, or "@every 10s" in whole seconds`},
+		"cron":             {checkCron, times},
+		"cron_or_off":      {checkCronOrOff, times + ", or off"},
 		"host":             {checkHost, "a name or an address without scheme, port and path"},
 		"header":           {checkHeader, "a header's name, such as x-ratelimit-reset; one that ends in * stands for all that begin so"},
 		"hours": {checkHours, "[days] HH:MM-HH:MM [zone], several joined by commas: " +
@@ -246,6 +248,13 @@ func checkListen(s string) error {
 	_, port, err := net.SplitHostPort(s)
 	_, notPort := strconv.ParseUint(port, 10, 16)
 	return unless(s == "off" || err == nil && notPort == nil, s, "is not an address to listen on")
+}
+
+func checkCronOrOff(s string) error {
+	if s == "off" {
+		return nil
+	}
+	return checkCron(s)
 }
 
 // checkCron also refuses what cron accepts and never runs, or runs at other times than are written.

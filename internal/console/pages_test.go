@@ -57,13 +57,13 @@ func TestEverythingIsReached(t *testing.T) {
 					"9 per 1h",
 				},
 				"/calls?q=status%3Afailed": {`aria-current="page">Dead letters</a>`, `class="status failed"`, "Why they failed"},
-				"/audit":               {"limit", "queue"},
-				"/tasks":               {"task" + html.EscapeString(text[:8])},
-				"/budgets":             {"100 per 1s"},
-				"/workers":             {"stopped or dead"},
-				"/calls/1":             {shown, "call_data"},
-				"/limits/sockets":      {"the API says: 12 of 100 remain"},
-				"/calls/4":             {shown, "&#34;body&#34;: &#34;", `class="status error"`},
+				"/audit":                   {"limit", "queue"},
+				"/tasks":                   {"task" + html.EscapeString(text[:8])},
+				"/budgets":                 {"100 per 1s"},
+				"/workers":                 {"stopped or dead"},
+				"/calls/1":                 {shown, "call_data"},
+				"/limits/sockets":          {"the API says: 12 of 100 remain"},
+				"/calls/4":                 {shown, "&#34;body&#34;: &#34;", `class="status error"`},
 			} {
 				for _, w := range words {
 					if !strings.Contains(read[at], w) {
