@@ -53,6 +53,7 @@ func (p *pages) functions() template.FuncMap {
 		"limitURL": named("/limits/"),
 		"keyURL":   named("/keys/"),
 		"callURL":  func(id int64) string { return p.Prefix + "/calls/" + strconv.FormatInt(id, 10) },
+		"charged":  charged,
 		"int64":    func(n int) int64 { return int64(n) },
 		"hundred":  func(part float64) float64 { return 100 * part },
 	}
@@ -66,6 +67,26 @@ func when(value any) template.HTML {
 		return template.HTML(template.HTMLEscapeString(text)) // #nosec G203 -- it is escaped
 	}
 	return template.HTML(fmt.Sprintf(`<time datetime="%s">%s</time>`, at.Format(time.RFC3339), text)) // #nosec G203 -- a time
+}
+
+// charged is what an attempt was charged to.
+func charged(text json.RawMessage) string {
+	var charges []struct {
+		Limit, Key string
+		Cost       int64
+	}
+	if json.Unmarshal(text, &charges) != nil || len(charges) == 0 {
+		return "-"
+	}
+	var list []string
+	for _, c := range charges {
+		of := c.Limit
+		if c.Key != "" {
+			of += " (" + admin.Short(c.Key) + ")"
+		}
+		list = append(list, fmt.Sprintf("%s: %s", of, words.Number(c.Cost)))
+	}
+	return strings.Join(list, ", ")
 }
 
 // codeText is an HTTP status; empty: there was none.

@@ -69,7 +69,7 @@ func limitPlot(h *admin.Recent, l admin.Limit) plot {
 		bound, most = max(bound, m.Capacity), max(most, m.Used)
 	}
 	label := fmt.Sprintf("used a minute, at most %s of %s", words.Number(most), words.Number(int64(bound)))
-	if l.Window > time.Minute {
+	if l.Window > time.Minute || l.PerKey { // of one per key, all keys' use is drawn
 		bound, label = 0, "used a minute, at most "+words.Number(most)
 	}
 	return newPlot(label, bound, curve{"use", columns(h, minutes, func(m admin.LimitMinute) time.Time { return m.Minute },
