@@ -40,7 +40,7 @@ type Recent struct {
 
 const (
 	limitMinutesSQL = `
-SELECT limit_name, minute, used, capacity, waiting, refused, closed FROM callq.call_limit_history
+SELECT limit_name, minute, used, capacity, coalesce(waiting, 0) AS waiting, coalesce(refused, 0) AS refused, closed FROM callq.call_limit_history
 WHERE minute >= $1 AND ($2::text IS NULL OR limit_name = $2) ORDER BY limit_name, minute`
 
 	queueMinutesSQL = `

@@ -36,7 +36,8 @@ func Note(ctx context.Context, pool schema.DB) error {
 	return ledger.Wrap("note the history", err)
 }
 
-// turnSQL returns the minute to note, and has other dispatchers wait for this transaction, and then leave it alone.
+// turnSQL returns the minute to note, and has other dispatchers wait for this transaction, and then leave it alone. So no minute is
+// noted twice; after the clock was set back, limitsSQL and queuesSQL see to that.
 const turnSQL = `
 INSERT INTO callq.call_meta AS m (name, at) VALUES ('history', date_trunc('minute', clock_timestamp()) - interval '1 minute')
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE m.at IS DISTINCT FROM excluded.at
@@ -90,14 +91,14 @@ WITH waits AS (` + waitsSQL + `
 SELECT l.name, $1, least(coalesce(CASE l.window_size WHEN '0' THEN r.units ELSE s.units END, 0), 2147483647),
     CASE l.window_size WHEN '0' THEN l.rate
         ELSE l.rate * 60 / extract(epoch FROM CASE WHEN l.shape ? 'burst' THEN (l.shape ->> 'period')::interval ELSE l.window_size END) END,
-    coalesce(w.due, 0), coalesce(s.refused, 0), h.causes
+    nullif(w.due, 0), nullif(s.refused, 0), h.causes
 FROM callq.call_limits l
 LEFT JOIN sent s USING (name)
 LEFT JOIN running r USING (name)
 LEFT JOIN shut h USING (name)
 LEFT JOIN LATERAL (SELECT least(sum(due), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
 WHERE l.queues <> '{}' AND (s.units > 0 OR r.units > 0 OR w.due > 0 OR h.causes IS NOT NULL)
-ON CONFLICT DO NOTHING`
+  AND NOT EXISTS (SELECT FROM callq.call_limit_history WHERE minute = $1)`
 
 // queuesSQL: of very many attempts, percentiles are those of a thousand. A call that has had another attempt no longer says when its
 // first could be made.
@@ -135,5 +136,5 @@ FROM waits w
 FULL JOIN did d USING (queue)
 FULL JOIN waited v USING (queue)
 FULL JOIN running r USING (queue)
-WHERE w.due > 0 OR d.started > 0 OR r.started > 0 OR d.done > 0 OR d.errors > 0
-ON CONFLICT DO NOTHING`
+WHERE (w.due > 0 OR d.started > 0 OR r.started > 0 OR d.done > 0 OR d.errors > 0)
+  AND NOT EXISTS (SELECT FROM callq.call_queue_history WHERE minute = $1)`

@@ -58,6 +58,12 @@ func TestNote(t *testing.T) {
 	want(t, owner, `SELECT used = 0 AND closed = '{"paused": 20}' FROM callq.call_limit_history WHERE limit_name = 'idle'`)
 	want(t, owner, `SELECT count(*) = 1 AND bool_and(due = 7 AND started = 83 AND done = 71 AND errors = 6 AND wait_p50 = 5000 AND run_p95 = 2000) FROM callq.call_queue_history`)
 
+	exec(t, owner, `UPDATE callq.call_meta SET at = at + interval '1 hour' WHERE name = 'history'`) // it was noted before the clock was set back
+	if err := history.Note(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	want(t, owner, `SELECT count(*) = 5 FROM (SELECT limit_name FROM callq.call_limit_history UNION ALL SELECT queue FROM callq.call_queue_history) h`)
+
 	exec(t, owner, `UPDATE callq.call_limit_history SET minute = minute - interval '8 days' WHERE limit_name <> 'api'`)
 	for _, step := range []struct {
 		keep time.Duration
@@ -68,4 +74,18 @@ func TestNote(t *testing.T) {
 		}
 		want(t, owner, `SELECT `+step.left+` FROM callq.call_limit_history`)
 	}
+}
+
+// A week of ten limits and ten queues that are busy in every minute takes 20 MB at most. Here is a day of it.
+func TestSize(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.New(t)
+	for what, columns := range map[string]string{
+		"limit": "(minute, limit_name, used, capacity, waiting, refused)", "queue": "(minute, queue, due, started, done, errors, wait_p50, wait_p95, run_p50, run_p95)",
+	} {
+		values := map[string]string{"limit": "7, 7, 7, 7", "queue": "7, 7, 7, 7, 7, 7, 7, 7"}[what]
+		exec(t, owner, `INSERT INTO callq.call_`+what+`_history `+columns+`
+			SELECT now() + m * interval '1 min', 'name-' || i, `+values+` FROM generate_series(1, 1440) m, generate_series(10, 19) i ORDER BY m`)
+	}
+	want(t, owner, `SELECT 7 * (pg_total_relation_size('callq.call_limit_history') + pg_total_relation_size('callq.call_queue_history')) <= 20e6`)
 }
