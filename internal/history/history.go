@@ -58,8 +58,7 @@ const waitsSQL = `
     ) b
     GROUP BY queue`
 
-// limitsSQL: what started in the minute has ended since or is open. A pause that was over by the end of the minute is not known any more,
-// unless it was an API's.
+// limitsSQL: what started in the minute has ended since or is open.
 const limitsSQL = `
 INSERT INTO callq.call_limit_history (limit_name, minute, used, capacity, waiting, refused, closed)
 WITH waits AS (` + waitsSQL + `
@@ -77,17 +76,7 @@ WITH waits AS (` + waitsSQL + `
     GROUP BY name
 ), running AS (
     SELECT u.name, sum(u.cost) AS units FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost) GROUP BY 1
-), shut AS (
-    SELECT name, jsonb_object_agg(cause, seconds) AS causes
-    FROM (
-        SELECT name, CASE WHEN spell IS NULL THEN 'paused' ELSE 'refused' END AS cause,
-            ceil(extract(epoch FROM least(until, $1::timestamptz + interval '1 minute') - greatest(at, $1)))::int AS seconds
-        FROM callq.call_pauses
-        WHERE what = 'limit' AND key = '' AND at < $1::timestamptz + interval '1 minute' AND until > $1
-    ) p
-    WHERE seconds > 0
-    GROUP BY name
-)
+), ` + shutSQL + `
 SELECT l.name, $1, least(coalesce(CASE l.window_size WHEN '0' THEN r.units ELSE s.units END, 0), 2147483647),
     CASE l.window_size WHEN '0' THEN l.rate
         ELSE l.rate * 60 / extract(epoch FROM CASE WHEN l.shape ? 'burst' THEN (l.shape ->> 'period')::interval ELSE l.window_size END) END,

@@ -89,3 +89,44 @@ func TestSize(t *testing.T) {
 	}
 	want(t, owner, `SELECT 7 * (pg_total_relation_size('callq.call_limit_history') + pg_total_relation_size('callq.call_queue_history')) <= 20e6`)
 }
+
+// A limit was closed for as long as it was, whether that is over by the end of the minute or not, and whatever the audit says behind.
+func TestClosed(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.New(t)
+	pool := pgtest.AsDaemon(t, owner)
+	exec(t, owner, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, epoch)
+		SELECT 'l' || i, 1, 100, '10 s', '1 ms', '1 s', '1 s', '{q}', now(), 'test', callq.epoch() FROM generate_series(1, 9) i`)
+	// Seconds are those since the minute began; the texts' times until are as well.
+	exec(t, owner, `INSERT INTO callq.call_audit (at, by, what, name, change)
+		SELECT m + at * interval '1 s', '', what, name, replace(change, 'UNTIL', to_char((m + until * interval '1 s') AT TIME ZONE 'UTC', '"until" YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES
+			(10.0, 'limit', 'l1', 'closed UNTIL: the API answered call 7: 429', 20),
+			(10.0, 'limit', 'l2', 'closed UNTIL', 20), (40.0, 'limit', 'l2', 'paused', 0), (45.5, 'limit', 'l2', 'resumed', 0),
+			(-30.0, 'limit', 'l3', 'paused UNTIL: I am here', 600), (5.0, 'limit', 'l3', 'resumed', 0), (7.0, 'limit', 'l3', 'closed UNTIL', 9),
+			(10.0, 'queue', 'l4', 'paused: ', 0), (10.0, 'limit', 'l4', 'closed for key k until 2999-01-01T00:00:00Z', 0), (10.0, 'limit', 'l4', 'opened: closed', 0),
+			(10.0, 'limit', 'l5', 'closed UNTIL', 12),
+			(-50.0, 'limit', 'l6', 'closed UNTIL', -40), (70.0, 'limit', 'l6', 'paused', 0),
+			(10.0, 'limit', 'l7', 'closed UNTIL', 300)) a (at, what, name, change, until)`)
+	exec(t, owner, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by, spell)
+		SELECT 'limit', name, m + until * interval '1 s', '', m + at * interval '1 s', '', '1 s'
+		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES ('l7', 30, 300), ('l8', 50, 55)) p (name, at, until)`)
+	// l5's second and third closings are not in the audit, nor is l6's: from 12.1 s the probe is refused, and from 22.2 s; the next goes through.
+	// What a refusal shows of a limit that has no closing in the audit is nothing.
+	exec(t, owner, `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
+		SELECT row_number() OVER (), 1, 1, m, m + started * interval '1 s', m + finished * interval '1 s', outcome, 'q', 'http', '', jsonb_build_array(jsonb_build_object('limit', name, 'cost', 1))
+		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES
+			('l5', 9.9, 10.0, 'refused'), ('l5', 12.0, 12.1, 'refused'), ('l5', 22.1, 22.2, 'refused'), ('l5', 32.3, 32.4, 'done'), ('l5', 32.5, 40, 'done'),
+			('l6', -40, -20, 'refused'), ('l6', 4.5, 4.6, 'done'), ('l9', 1, 2, 'refused'), ('l9', 30, 31, 'done')) a (name, started, finished, outcome)`)
+	if err := history.Note(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	if err := owner.QueryRow(t.Context(), `SELECT string_agg(limit_name || ' ' || closed, ', ' ORDER BY limit_name) FROM callq.call_limit_history`).Scan(&got); err != nil {
+		t.Fatal(err)
+	}
+	const closed = `l1 {"refused": 10}, l2 {"paused": 6, "refused": 10}, l3 {"paused": 5, "refused": 2}, l5 {"refused": 23}, l6 {"refused": 5}, l7 {"refused": 50}, l8 {"refused": 5}`
+	if got != closed {
+		t.Errorf("closed: %s\nwant    %s", got, closed)
+	}
+}
