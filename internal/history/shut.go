@@ -21,16 +21,16 @@ const shutSQL = `audited AS (
     SELECT DISTINCT name FROM audited
     WHERE cause = 'refused' AND at >= $1::timestamptz - interval '2 minutes' AND at < $1::timestamptz + interval '1 minute'
 ), moved AS (
-    SELECT c.name, m.at, m.starts
-    FROM closing c
-    JOIN LATERAL (
-        SELECT m.at, m.starts
-        FROM public.call_attempts a CROSS JOIN LATERAL (VALUES (a.started_at, true), (a.finished_at, false)) AS m (at, starts)
-        WHERE a.finished_at >= $1::timestamptz - interval '1 minute' AND a.charged @> jsonb_build_array(jsonb_build_object('limit', c.name))
-          AND m.at >= $1::timestamptz - interval '1 minute' AND (m.starts OR a.outcome = 'refused')
+    SELECT name, m.at, m.starts
+    FROM (
+        SELECT c."limit" AS name, a.started_at, CASE a.outcome WHEN 'refused' THEN a.finished_at END AS refused_at
+        FROM public.call_attempts a CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text)
+        WHERE a.finished_at >= $1::timestamptz - interval '1 minute' AND EXISTS (SELECT FROM closing) -- else it reads none
         UNION ALL
-        SELECT started_at, true FROM callq.call_open WHERE c.name = ANY (limits) AND started_at IS NOT NULL
-    ) m ON true
+        SELECT u.name, o.started_at, NULL FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits) AS u (name)
+    ) s
+    CROSS JOIN LATERAL (VALUES (started_at, true), (refused_at, false)) AS m (at, starts)
+    WHERE name IN (SELECT name FROM closing) AND m.at >= $1::timestamptz - interval '1 minute'
 ), refused AS (
     SELECT name, at, min(at) FILTER (WHERE starts) OVER (PARTITION BY name ORDER BY at DESC) AS until, starts FROM moved
 ), shut AS (
