@@ -10,6 +10,7 @@ CREATE TABLE callq.call_limit_history (
     capacity   real        NOT NULL, -- units that a minute has on average; of a limit of concurrency: at once
     waiting    integer,              -- due calls of its queues at the end; NULL: none
     refused    integer,              -- answers that said that a limit was full; NULL: none
+    next_unit  integer,              -- the longest that a due call had to wait in it for the next unit, in ms; NULL: none had to, or unknown
     limit_name text        NOT NULL,
     closed     jsonb                 -- for how many seconds, by cause: {"refused": 12}; NULL: it was open
 );

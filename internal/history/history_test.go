@@ -46,20 +46,21 @@ func TestNote(t *testing.T) {
 			date_trunc('minute', now()) - CASE i % 2 WHEN 0 THEN interval '30 s' ELSE interval '90 s' END FROM generate_series(201, 206) i`)
 	exec(t, owner, `INSERT INTO call_queue (queue) SELECT 'q' FROM generate_series(1, 7)`)
 	exec(t, owner, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by) VALUES ('limit', 'idle', 'infinity', '', date_trunc('minute', now()) - interval '20 s', '')`)
-	for range 2 {
-		if err := history.Note(t.Context(), pool); err != nil {
+	for i := range 3 { // three dispatchers, of which one notes, and the others know more of two limits
+		waits := []map[string]time.Duration{{"api": 40 * time.Second, "bucket": time.Second, "unknown": time.Hour}, {"api": 30 * time.Second, "bucket": 1500300 * time.Microsecond, "idle": 1000 * time.Hour}, nil}[i]
+		if err := history.Note(t.Context(), pool, waits); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want(t, owner, `SELECT count(*) = 4 AND bool_and(minute = date_trunc('minute', minute)) FROM callq.call_limit_history`)
-	want(t, owner, `SELECT used = 163 AND capacity = 600 AND waiting = 7 AND refused = 3 AND closed IS NULL FROM callq.call_limit_history WHERE limit_name = 'api'`)
-	want(t, owner, `SELECT used = 80 AND capacity = 300 FROM callq.call_limit_history WHERE limit_name = 'bucket'`)
-	want(t, owner, `SELECT used = 6 AND capacity = 9 FROM callq.call_limit_history WHERE limit_name = 'atonce'`)
-	want(t, owner, `SELECT used = 0 AND closed = '{"paused": 20}' FROM callq.call_limit_history WHERE limit_name = 'idle'`)
+	want(t, owner, `SELECT used = 163 AND capacity = 600 AND waiting = 7 AND refused = 3 AND next_unit = 40000 AND closed IS NULL FROM callq.call_limit_history WHERE limit_name = 'api'`)
+	want(t, owner, `SELECT used = 80 AND capacity = 300 AND next_unit = 1501 FROM callq.call_limit_history WHERE limit_name = 'bucket'`)
+	want(t, owner, `SELECT used = 6 AND capacity = 9 AND next_unit IS NULL FROM callq.call_limit_history WHERE limit_name = 'atonce'`)
+	want(t, owner, `SELECT used = 0 AND next_unit = 2147483647 AND closed = '{"paused": 20}' FROM callq.call_limit_history WHERE limit_name = 'idle'`)
 	want(t, owner, `SELECT count(*) = 1 AND bool_and(due = 7 AND started = 83 AND done = 71 AND errors = 6 AND wait_p50 = 5000 AND run_p95 = 2000) FROM callq.call_queue_history`)
 
 	exec(t, owner, `UPDATE callq.call_meta SET at = at + interval '1 hour' WHERE name = 'history'`) // it was noted before the clock was set back
-	if err := history.Note(t.Context(), pool); err != nil {
+	if err := history.Note(t.Context(), pool, nil); err != nil {
 		t.Fatal(err)
 	}
 	want(t, owner, `SELECT count(*) = 5 FROM (SELECT limit_name FROM callq.call_limit_history UNION ALL SELECT queue FROM callq.call_queue_history) h`)
@@ -81,9 +82,9 @@ func TestSize(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.New(t)
 	for what, columns := range map[string]string{
-		"limit": "(minute, limit_name, used, capacity, waiting, refused)", "queue": "(minute, queue, due, started, done, errors, wait_p50, wait_p95, run_p50, run_p95)",
+		"limit": "(minute, limit_name, used, capacity, waiting, refused, next_unit)", "queue": "(minute, queue, due, started, done, errors, wait_p50, wait_p95, run_p50, run_p95)",
 	} {
-		values := map[string]string{"limit": "7, 7, 7, 7", "queue": "7, 7, 7, 7, 7, 7, 7, 7"}[what]
+		values := map[string]string{"limit": "7, 7, 7, 7, 7", "queue": "7, 7, 7, 7, 7, 7, 7, 7"}[what]
 		exec(t, owner, `INSERT INTO callq.call_`+what+`_history `+columns+`
 			SELECT now() + m * interval '1 min', 'name-' || i, `+values+` FROM generate_series(1, 1440) m, generate_series(10, 19) i ORDER BY m`)
 	}
@@ -118,7 +119,7 @@ func TestClosed(t *testing.T) {
 		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES
 			('l5', 9.9, 10.0, 'refused'), ('l5', 12.0, 12.1, 'refused'), ('l5', 22.1, 22.2, 'refused'), ('l5', 32.3, 32.4, 'done'), ('l5', 32.5, 40, 'done'),
 			('l6', -40, -20, 'refused'), ('l6', 4.5, 4.6, 'done'), ('l9', 1, 2, 'refused'), ('l9', 30, 31, 'done')) a (name, started, finished, outcome)`)
-	if err := history.Note(t.Context(), pool); err != nil {
+	if err := history.Note(t.Context(), pool, nil); err != nil {
 		t.Fatal(err)
 	}
 	var got string
