@@ -101,7 +101,7 @@ LEFT JOIN sent s USING (name)
 LEFT JOIN running r USING (name)
 LEFT JOIN shut h USING (name)
 LEFT JOIN unnest($2::text[], $3::integer[]) AS u (name, ms) USING (name)
-LEFT JOIN LATERAL (SELECT least(sum(due), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
+LEFT JOIN LATERAL (SELECT least(coalesce(sum(due), 0), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
 WHERE l.queues <> '{}' AND (s.units > 0 OR r.units > 0 OR w.due > 0 OR h.causes IS NOT NULL)
   AND NOT EXISTS (SELECT FROM callq.call_limit_history WHERE minute = $1)`
 

@@ -34,7 +34,7 @@ func TestNote(t *testing.T) {
 	exec(t, owner, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, shape, slack, send_within, queues, applied_at, applied_by, epoch)
 		SELECT name, 1, rate, span, '1 ms', shape, '1 s', '1 s', queues, now(), 'test', callq.epoch()
 		FROM (VALUES ('api', 100, interval '10 s', '{}'::jsonb, '{q}'::text[]), ('bucket', 5, '20 s', '{"algorithm": "token_bucket", "period": "1s", "burst": 5}', '{q}'),
-			('atonce', 9, '0', '{}', '{q}'), ('idle', 1, '1 s', '{}', '{none}'), ('gone', 1, '1 s', '{}', '{}')) AS l (name, rate, span, shape, queues)`)
+			('atonce', 9, '0', '{}', '{q}'), ('idle', 1, '1 s', '{}', '{none}'), ('still', 1, '1 s', '{}', '{none}'), ('gone', 1, '1 s', '{}', '{}')) AS l (name, rate, span, shape, queues)`)
 	exec(t, owner, `INSERT INTO call_queue (queue, status, run_at, created_at, attempts, finished_at)
 		SELECT 'q', 'done', m, m, 1, now() FROM generate_series(1, 100) i, (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c`)
 	exec(t, owner, `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
@@ -56,7 +56,7 @@ func TestNote(t *testing.T) {
 	want(t, owner, `SELECT used = 163 AND capacity = 600 AND waiting = 7 AND refused = 3 AND next_unit = 40000 AND closed IS NULL FROM callq.call_limit_history WHERE limit_name = 'api'`)
 	want(t, owner, `SELECT used = 80 AND capacity = 300 AND next_unit = 1501 FROM callq.call_limit_history WHERE limit_name = 'bucket'`)
 	want(t, owner, `SELECT used = 6 AND capacity = 9 AND next_unit IS NULL FROM callq.call_limit_history WHERE limit_name = 'atonce'`)
-	want(t, owner, `SELECT used = 0 AND next_unit = 2147483647 AND closed = '{"paused": 20}' FROM callq.call_limit_history WHERE limit_name = 'idle'`)
+	want(t, owner, `SELECT used = 0 AND waiting IS NULL AND next_unit = 2147483647 AND closed = '{"paused": 20}' FROM callq.call_limit_history WHERE limit_name = 'idle'`)
 	want(t, owner, `SELECT count(*) = 1 AND bool_and(due = 7 AND started = 83 AND done = 71 AND errors = 6 AND wait_p50 = 5000 AND run_p95 = 2000) FROM callq.call_queue_history`)
 
 	exec(t, owner, `UPDATE callq.call_meta SET at = at + interval '1 hour' WHERE name = 'history'`) // it was noted before the clock was set back
