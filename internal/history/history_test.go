@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/internal/history"
+	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -97,11 +98,12 @@ func TestClosed(t *testing.T) {
 	owner := pgtest.New(t)
 	pool := pgtest.AsDaemon(t, owner)
 	exec(t, owner, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, epoch)
-		SELECT 'l' || i, 1, 100, '10 s', '1 ms', '1 s', '1 s', '{q}', now(), 'test', callq.epoch() FROM generate_series(1, 9) i`)
+		SELECT 'l' || i, 1, 100, '10 s', '1 ms', '1 s', '1 s', '{q}', now(), 'test', callq.epoch() FROM generate_series(0, 9) i`)
 	// Seconds are those since the minute began; the texts' times until are as well.
 	exec(t, owner, `INSERT INTO callq.call_audit (at, by, what, name, change)
 		SELECT m + at * interval '1 s', '', what, name, replace(change, 'UNTIL', to_char((m + until * interval '1 s') AT TIME ZONE 'UTC', '"until" YYYY-MM-DD"T"HH24:MI:SS"Z"'))
 		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES
+			(10.0, 'limit', 'l0', 'closed UNTIL', 12), (15.0, 'limit', 'l0', 'resumed', 0),
 			(10.0, 'limit', 'l1', 'closed UNTIL: the API answered call 7: 429', 20),
 			(10.0, 'limit', 'l2', 'closed UNTIL', 20), (40.0, 'limit', 'l2', 'paused', 0), (45.5, 'limit', 'l2', 'resumed', 0),
 			(-30.0, 'limit', 'l3', 'paused UNTIL: I am here', 600), (5.0, 'limit', 'l3', 'resumed', 0), (7.0, 'limit', 'l3', 'closed UNTIL', 9),
@@ -112,11 +114,13 @@ func TestClosed(t *testing.T) {
 	exec(t, owner, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by, spell)
 		SELECT 'limit', name, m + until * interval '1 s', '', m + at * interval '1 s', '', '1 s'
 		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES ('l7', 30, 300), ('l8', 50, 55)) p (name, at, until)`)
+	exec(t, owner, `INSERT INTO callq.call_pauses (what, name, key, until, reason, at, by) VALUES ('limit', 'l4', 'k', 'infinity', '', now() - interval '1 hour', '')`)
 	// l5's second and third closings are not in the audit, nor is l6's: from 12.1 s the probe is refused, and from 22.2 s; the next goes through.
 	// What a refusal shows of a limit that has no closing in the audit is nothing.
 	exec(t, owner, `INSERT INTO call_attempts (call_id, attempt, cost, claimed_at, started_at, finished_at, outcome, queue, task, key, charged)
 		SELECT row_number() OVER (), 1, 1, m, m + started * interval '1 s', m + finished * interval '1 s', outcome, 'q', 'http', '', jsonb_build_array(jsonb_build_object('limit', name, 'cost', 1))
 		FROM (SELECT date_trunc('minute', now()) - interval '1 min' AS m) c, (VALUES
+			('l0', 12.0, 12.1, 'refused'), ('l0', 30, 31, 'done'),
 			('l5', 9.9, 10.0, 'refused'), ('l5', 12.0, 12.1, 'refused'), ('l5', 22.1, 22.2, 'refused'), ('l5', 32.3, 32.4, 'done'), ('l5', 32.5, 40, 'done'),
 			('l6', -40, -20, 'refused'), ('l6', 4.5, 4.6, 'done'), ('l9', 1, 2, 'refused'), ('l9', 30, 31, 'done')) a (name, started, finished, outcome)`)
 	if err := history.Note(t.Context(), pool, nil); err != nil {
@@ -126,8 +130,36 @@ func TestClosed(t *testing.T) {
 	if err := owner.QueryRow(t.Context(), `SELECT string_agg(limit_name || ' ' || closed, ', ' ORDER BY limit_name) FROM callq.call_limit_history`).Scan(&got); err != nil {
 		t.Fatal(err)
 	}
-	const closed = `l1 {"refused": 10}, l2 {"paused": 6, "refused": 10}, l3 {"paused": 5, "refused": 2}, l5 {"refused": 23}, l6 {"refused": 5}, l7 {"refused": 50}, l8 {"refused": 5}`
+	const closed = `l0 {"refused": 5}, l1 {"refused": 10}, l2 {"paused": 6, "refused": 10}, l3 {"paused": 5, "refused": 2}, l5 {"refused": 23}, l6 {"refused": 5}, l7 {"refused": 50}, l8 {"refused": 5}`
 	if got != closed {
 		t.Errorf("closed: %s\nwant    %s", got, closed)
 	}
+}
+
+// What the ledger writes into the audit is what the history looks for there.
+func TestClosedByAudit(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.New(t)
+	pool := pgtest.AsDaemon(t, owner)
+	exec(t, owner, `INSERT INTO callq.call_limits (name, version, rate, window_size, bucket_width, slack, send_within, queues, applied_at, applied_by, epoch)
+		SELECT 'l' || i, 1, 100, '10 s', '1 ms', '1 s', '1 s', '{q}', now(), 'test', callq.epoch() FROM generate_series(1, 3) i`)
+	if err := ledger.ShutLimit(t.Context(), pool, ledger.Shut{Limit: "l1", After: time.Hour, First: time.Second, Most: time.Hour, Reason: "429 until: closed"}); err != nil {
+		t.Fatal(err)
+	}
+	for name, until := range map[string]*time.Duration{"l2": nil, "l3": new(time.Hour)} {
+		if _, err := ledger.Pause(t.Context(), owner, ledger.Paused{What: "limit", Name: name, For: until, Reason: "until: closed"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(t, owner, `UPDATE callq.call_audit SET at = date_trunc('minute', now()) - interval '50 s'`)
+	for _, name := range []string{"l1", "l2", "l3"} {
+		if _, err := ledger.Resume(t.Context(), owner, "limit", name, "", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(t, owner, `UPDATE callq.call_audit SET at = date_trunc('minute', now()) - interval '30 s' WHERE change = 'resumed'`)
+	if err := history.Note(t.Context(), pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	want(t, owner, `SELECT string_agg(closed::text, '' ORDER BY limit_name) = '{"refused": 20}{"paused": 20}{"paused": 20}' FROM callq.call_limit_history`)
 }
