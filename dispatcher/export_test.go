@@ -71,3 +71,6 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 
 // Freed tells what workers do when units came free that no claim could foresee.
 func (d *Dispatcher) Freed() { d.alarm.notify(true) }
+
+// NoteHistory notes the last full minute.
+func (d *Dispatcher) NoteHistory(ctx context.Context) { d.noteHistory(ctx) }

@@ -105,7 +105,7 @@ func (d *Dispatcher) purge(ctx context.Context) {
 // noteHistory notes the minute that has ended, unless nothing of it is kept.
 func (d *Dispatcher) noteHistory(ctx context.Context) {
 	if d.current.Load().Retention.History >= 0 {
-		d.logJob(ctx, "history", history.Note(ctx, d.cfg.db))
+		d.logJob(ctx, "history", history.Note(ctx, d.cfg.db, d.claims.UnitWaits()))
 	}
 }
 

@@ -55,9 +55,10 @@ func drawLimit(w io.Writer, l *admin.Limit, h *admin.Recent, minutes []admin.Lim
 		fmt.Fprintln(w, "Nothing was used of it, and nothing waited for it.")
 		return
 	}
-	capacity, closed := 0.0, map[string]int{}
+	capacity, next, closed := 0.0, int64(0), map[string]int{}
 	for _, m := range minutes {
 		capacity = max(capacity, m.Capacity)
+		next = max(next, nextUnit(m))
 		for cause, seconds := range m.Closed {
 			closed[cause] += seconds
 		}
@@ -74,6 +75,10 @@ func drawLimit(w io.Writer, l *admin.Limit, h *admin.Recent, minutes []admin.Lim
 	if most := slices.Max(refused); most > 0 {
 		fmt.Fprintf(w, "refused  %s  at most %.0f a minute\n", spark(refused, most), most)
 	}
+	if next > 0 {
+		waits := columns(func(m admin.LimitMinute) float64 { return float64(nextUnit(m)) })
+		fmt.Fprintf(w, "wait     %s  at most %s for the next unit\n", spark(waits, slices.Max(waits)), admin.About(time.Duration(next)*time.Millisecond))
+	}
 	for _, cause := range admin.Causes {
 		if seconds := closed[cause]; seconds > 0 {
 			fmt.Fprintf(w, "\nclosed for %s: %s", words.Count(int64(seconds), "second"), cause)
@@ -82,6 +87,14 @@ func drawLimit(w io.Writer, l *admin.Limit, h *admin.Recent, minutes []admin.Lim
 	if len(closed) > 0 {
 		fmt.Fprintln(w)
 	}
+}
+
+// nextUnit is for how many ms a due call had to wait in a minute for the next unit.
+func nextUnit(m admin.LimitMinute) int64 {
+	if m.NextUnit == nil {
+		return 0
+	}
+	return *m.NextUnit
 }
 
 // spark draws values from 0 to most, each in eighths of a line. What is more than nothing is seen.

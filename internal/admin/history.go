@@ -7,13 +7,16 @@ import (
 
 // LimitMinute is what a limit did in a minute. Minutes in which nothing was used of it, waited for it, or kept it closed have none.
 type LimitMinute struct {
-	Limit    string         `json:"limit" db:"limit_name"`
-	Minute   time.Time      `json:"minute" db:"minute"`     // when it began
-	Used     int64          `json:"used" db:"used"`         // units of the requests that were sent in it; of a limit of concurrency: occupied at its end
-	Capacity float64        `json:"capacity" db:"capacity"` // units that a minute has on average; of a limit of concurrency: at once
-	Waiting  int64          `json:"waiting" db:"waiting"`   // due calls of its queues at the end
-	Refused  int64          `json:"refused" db:"refused"`   // answers that said that a limit was full
-	Closed   map[string]int `json:"closed" db:"closed"`     // for how many seconds, by cause; nil: it was open
+	Limit    string    `json:"limit" db:"limit_name"`
+	Minute   time.Time `json:"minute" db:"minute"`     // when it began
+	Used     int64     `json:"used" db:"used"`         // units of the requests that were sent in it; of a limit of concurrency: occupied at its end
+	Capacity float64   `json:"capacity" db:"capacity"` // units that a minute has on average; of a limit of concurrency: at once
+	Waiting  int64     `json:"waiting" db:"waiting"`   // due calls of its queues at the end
+	Refused  int64     `json:"refused" db:"refused"`   // answers that said that a limit was full
+	// NextUnit is the longest that a due call had to wait in it for the next unit, in ms. nil: none had to, or that is not known, as of
+	// a limit of concurrency.
+	NextUnit *int64         `json:"next_unit_ms" db:"next_unit"`
+	Closed   map[string]int `json:"closed" db:"closed"` // for how many seconds, by cause; nil: it was open
 }
 
 // QueueMinute is what a queue did in a minute. Minutes in which no call was due, started or ended have none.
@@ -40,7 +43,7 @@ type Recent struct {
 
 const (
 	limitMinutesSQL = `
-SELECT limit_name, minute, used, capacity, waiting, refused, closed FROM callq.call_limit_history
+SELECT limit_name, minute, used, capacity, coalesce(waiting, 0) AS waiting, coalesce(refused, 0) AS refused, next_unit, closed FROM callq.call_limit_history
 WHERE minute >= $1 AND ($2::text IS NULL OR limit_name = $2) ORDER BY limit_name, minute`
 
 	queueMinutesSQL = `

@@ -35,7 +35,7 @@ type Config struct {
 	Stop     func() bool           // whether to begin nothing more
 }
 
-// Claimer claims calls on behalf of one dispatcher. It is not safe for concurrent use.
+// Claimer claims calls on behalf of one dispatcher. It is not safe for concurrent use, but for UnitWaits.
 type Claimer struct {
 	Config
 	clock   *clockWatch
@@ -55,13 +55,14 @@ type Claimer struct {
 	scan     scanWindow
 	lowWater lowWater
 	needs    needs
+	waits    waits
 }
 
 // New makes a Claimer.
 func New(cfg Config) *Claimer {
 	c := &Claimer{
 		Config: cfg, metrics: newMetrics(cfg.Metrics), served: map[string]int{}, blocked: map[string]time.Time{},
-		reserved: reservations{}, runs: runs{}, scan: scanWindow{drained: map[string]time.Time{}},
+		reserved: reservations{}, runs: runs{}, scan: scanWindow{drained: map[string]time.Time{}}, waits: waits{of: map[string]unitWait{}},
 	}
 	c.clock = &clockWatch{cfg: &c.Config}
 	c.shares = newShares(&c.Config)
@@ -95,4 +96,11 @@ func (c *Claimer) Hurried() bool { return c.hurried }
 func (c *Claimer) StandBy() time.Duration { return c.standBy.Sub(c.Now()) }
 
 // Freed tells that units came free that no claim could foresee.
-func (c *Claimer) Freed() { clear(c.blocked) }
+func (c *Claimer) Freed() {
+	clear(c.blocked)
+	c.waits.freed()
+}
+
+// UnitWaits returns the longest that a due call had to wait for the next unit of each limit, since it was asked last. Limits that
+// always had one are left out, and those of which it is not known.
+func (c *Claimer) UnitWaits() map[string]time.Duration { return c.waits.take(c.Now()) }

@@ -292,6 +292,11 @@ func (c *Claimer) after(list *candidates, b *batch) outcome {
 	if s.stuck {
 		lacking, head = []held{*b.stuck}, list.head.shared()
 	}
+	left := b.blocked
+	if s.stuck {
+		left = append(slices.Clip(left), *b.stuck)
+	}
+	c.waits.saw(list.head, left, c.Now())
 	for _, h := range lacking {
 		if wait, known := head.wait(h); known {
 			s.wait = min(s.wait, wait)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -14,33 +15,48 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Note notes the last full minute, by Postgres's clock, unless another dispatcher has.
-func Note(ctx context.Context, pool schema.DB) error {
+// Note notes the last full minute, by Postgres's clock, unless another dispatcher has. waits is the longest that a due call had to wait
+// for the next unit of each limit, as this dispatcher's claims saw it since it noted last; the longest of all dispatchers counts.
+func Note(ctx context.Context, pool schema.DB, waits map[string]time.Duration) error {
+	var names []string
+	var ms []int32
+	for name, wait := range waits {
+		names, ms = append(names, name), append(ms, int32(min(math.Ceil(wait.Seconds()*1000), math.MaxInt32)))
+	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var minute time.Time
 		if err := tx.QueryRow(ctx, turnSQL).Scan(&minute); errors.Is(err, pgx.ErrNoRows) {
-			return nil
+			_, err = tx.Exec(ctx, longerSQL, names, ms)
+			return err
 		} else if err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, settingsSQL); err != nil {
 			return err
 		}
-		for what, sql := range map[string]string{"limits": limitsSQL, "queues": queuesSQL} {
-			if _, err := tx.Exec(ctx, sql, minute); err != nil {
-				return fmt.Errorf("of %s: %w", what, err)
-			}
+		if _, err := tx.Exec(ctx, limitsSQL, minute, names, ms); err != nil {
+			return fmt.Errorf("of limits: %w", err)
+		}
+		if _, err := tx.Exec(ctx, queuesSQL, minute); err != nil {
+			return fmt.Errorf("of queues: %w", err)
 		}
 		return nil
 	})
 	return ledger.Wrap("note the history", err)
 }
 
-// turnSQL returns the minute to note, and has other dispatchers wait for this transaction, and then leave it alone.
+// turnSQL returns the minute to note, and has other dispatchers wait for this transaction, and then leave it alone. So no minute is
+// noted twice; after the clock was set back, limitsSQL and queuesSQL see to that.
 const turnSQL = `
 INSERT INTO callq.call_meta AS m (name, at) VALUES ('history', date_trunc('minute', clock_timestamp()) - interval '1 minute')
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE m.at IS DISTINCT FROM excluded.at
 RETURNING at`
+
+// longerSQL adds the waits to a minute that another dispatcher noted.
+const longerSQL = `
+UPDATE callq.call_limit_history h SET next_unit = w.ms
+FROM unnest($1::text[], $2::integer[]) AS w (name, ms)
+WHERE h.minute = (SELECT at FROM callq.call_meta WHERE name = 'history') AND h.limit_name = w.name AND (h.next_unit >= w.ms) IS NOT TRUE`
 
 // The sessions' settings suit statements that read few rows by id.
 const settingsSQL = `
@@ -57,10 +73,9 @@ const waitsSQL = `
     ) b
     GROUP BY queue`
 
-// limitsSQL: what started in the minute has ended since or is open. A pause that was over by the end of the minute is not known any more,
-// unless it was an API's.
+// limitsSQL: what started in the minute has ended since or is open.
 const limitsSQL = `
-INSERT INTO callq.call_limit_history (limit_name, minute, used, capacity, waiting, refused, closed)
+INSERT INTO callq.call_limit_history (limit_name, minute, used, capacity, waiting, refused, next_unit, closed)
 WITH waits AS (` + waitsSQL + `
 ), sent AS (
     SELECT name, sum(units) AS units, sum(refused) AS refused
@@ -76,28 +91,19 @@ WITH waits AS (` + waitsSQL + `
     GROUP BY name
 ), running AS (
     SELECT u.name, sum(u.cost) AS units FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost) GROUP BY 1
-), shut AS (
-    SELECT name, jsonb_object_agg(cause, seconds) AS causes
-    FROM (
-        SELECT name, CASE WHEN spell IS NULL THEN 'paused' ELSE 'refused' END AS cause,
-            ceil(extract(epoch FROM least(until, $1::timestamptz + interval '1 minute') - greatest(at, $1)))::int AS seconds
-        FROM callq.call_pauses
-        WHERE what = 'limit' AND key = '' AND at < $1::timestamptz + interval '1 minute' AND until > $1
-    ) p
-    WHERE seconds > 0
-    GROUP BY name
-)
+), ` + shutSQL + `
 SELECT l.name, $1, least(coalesce(CASE l.window_size WHEN '0' THEN r.units ELSE s.units END, 0), 2147483647),
     CASE l.window_size WHEN '0' THEN l.rate
         ELSE l.rate * 60 / extract(epoch FROM CASE WHEN l.shape ? 'burst' THEN (l.shape ->> 'period')::interval ELSE l.window_size END) END,
-    coalesce(w.due, 0), coalesce(s.refused, 0), h.causes
+    nullif(w.due, 0), nullif(s.refused, 0), u.ms, h.causes
 FROM callq.call_limits l
 LEFT JOIN sent s USING (name)
 LEFT JOIN running r USING (name)
 LEFT JOIN shut h USING (name)
-LEFT JOIN LATERAL (SELECT least(sum(due), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
+LEFT JOIN unnest($2::text[], $3::integer[]) AS u (name, ms) USING (name)
+LEFT JOIN LATERAL (SELECT least(coalesce(sum(due), 0), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
 WHERE l.queues <> '{}' AND (s.units > 0 OR r.units > 0 OR w.due > 0 OR h.causes IS NOT NULL)
-ON CONFLICT DO NOTHING`
+  AND NOT EXISTS (SELECT FROM callq.call_limit_history WHERE minute = $1)`
 
 // queuesSQL: of very many attempts, percentiles are those of a thousand. A call that has had another attempt no longer says when its
 // first could be made.
@@ -135,5 +141,5 @@ FROM waits w
 FULL JOIN did d USING (queue)
 FULL JOIN waited v USING (queue)
 FULL JOIN running r USING (queue)
-WHERE w.due > 0 OR d.started > 0 OR r.started > 0 OR d.done > 0 OR d.errors > 0
-ON CONFLICT DO NOTHING`
+WHERE (w.due > 0 OR d.started > 0 OR r.started > 0 OR d.done > 0 OR d.errors > 0)
+  AND NOT EXISTS (SELECT FROM callq.call_queue_history WHERE minute = $1)`
