@@ -104,6 +104,10 @@ func TestImports(t *testing.T) {
 			name: "internal/actions", ours: []string{"callqueue", "internal/admin", "internal/ledger", "internal/limit", "internal/policy", "internal/schema", "internal/words"},
 			modules: []string{pgx},
 		},
+		{
+			name: "dispatcher/pages", ours: []string{"callqueue", "internal/access", "internal/actions", "internal/console", "internal/schema"},
+			modules: []string{pgx},
+		},
 		{name: "internal/access", modules: []string{bcrypt}},
 		{name: "internal/console", ours: []string{"callqueue", "internal/access", "internal/actions", "internal/admin", "internal/schema", "internal/words"}, modules: []string{pgx}},
 		{name: "internal/handoff", ours: []string{"internal/limit"}, modules: []string{asynq, pgx, redis}},

@@ -56,8 +56,10 @@ type Config struct {
 	Tokens []Token
 	Proxy  Proxy
 	Open   Who
-	Hosts  []string // names that this server has beside the Host of a request, for what browsers call its origin
-	Logger *slog.Logger
+	// Application has let people in, where these pages are mounted in one; nobody's requests are refused. Then the rest does not count.
+	Application func(*http.Request) Who
+	Hosts       []string // names that this server has beside the Host of a request, for what browsers call its origin
+	Logger      *slog.Logger
 }
 
 // Token lets a script in.
@@ -107,7 +109,7 @@ func New(cfg Config) (*Guard, error) {
 
 // Closed reports whether people have to log in.
 func (g *Guard) Closed() bool {
-	return g.users != nil || len(g.cfg.Tokens) > 0 || len(g.cfg.Proxy.From) > 0
+	return g.cfg.Application != nil || g.users != nil || len(g.cfg.Tokens) > 0 || len(g.cfg.Proxy.From) > 0
 }
 
 type whoKey struct{}
@@ -133,9 +135,10 @@ func (g *Guard) Handler(next http.Handler, refuse func(w http.ResponseWriter, r 
 		who, err := g.who(r)
 		if err != nil {
 			g.Refused(r, http.StatusUnauthorized, err.Error())
-			if g.users != nil {
+			switch {
+			case g.users != nil:
 				w.Header().Set("WWW-Authenticate", `Basic realm="callq", charset="UTF-8"`)
-			} else {
+			case g.cfg.Application == nil:
 				w.Header().Set("WWW-Authenticate", "Bearer")
 			}
 			refuse(w, r, http.StatusUnauthorized, "Log in first: "+err.Error()+".")
@@ -155,6 +158,12 @@ var errNobody = errors.New("there is no login")
 
 // who tells who sends a request. A login that is wrong is refused, even where another way in is open.
 func (g *Guard) who(r *http.Request) (Who, error) {
+	if g.cfg.Application != nil {
+		if who := g.cfg.Application(r); who.Role > Nobody {
+			return who, nil
+		}
+		return Who{}, errNobody
+	}
 	if !g.Closed() {
 		return g.cfg.Open, nil
 	}

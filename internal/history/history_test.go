@@ -147,13 +147,13 @@ func TestClosedByAudit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, until := range map[string]*time.Duration{"l2": nil, "l3": new(time.Hour)} {
-		if _, err := ledger.Pause(t.Context(), owner, ledger.Paused{What: "limit", Name: name, For: until, Reason: "until: closed"}); err != nil {
+		if _, err := ledger.Pause(t.Context(), owner, ledger.Paused{What: "limit", Name: name, For: until, Author: ledger.Author{Reason: "until: closed"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	exec(t, owner, `UPDATE callq.call_audit SET at = date_trunc('minute', now()) - interval '50 s'`)
 	for _, name := range []string{"l1", "l2", "l3"} {
-		if _, err := ledger.Resume(t.Context(), owner, "limit", name, "", ""); err != nil {
+		if _, err := ledger.Resume(t.Context(), owner, "limit", name, "", ledger.By("")); err != nil {
 			t.Fatal(err)
 		}
 	}
