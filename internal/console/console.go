@@ -49,6 +49,7 @@ type pages struct {
 	templates *template.Template
 	mux       *http.ServeMux
 	live      *live
+	recent    recent
 }
 
 // New returns the handler of all paths that no other handler has.

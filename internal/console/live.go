@@ -36,8 +36,9 @@ type feed struct {
 
 const (
 	liveEvery = time.Second
-	// liveShare bounds the part of the time in which a page is read: one that takes long is read more seldom.
-	liveShare = 0.02
+	// liveShare bounds the part of the time in which a page is read: one that takes long is read more seldom, but each liveLatest.
+	liveShare  = 0.02
+	liveLatest = 5 * time.Second
 	mostFeeds = 200
 )
 
@@ -113,10 +114,12 @@ func (l *live) join(r *http.Request, uri string) (<-chan []byte, func()) {
 
 // run reads a page as long as somebody looks at it.
 func (l *live) run(ctx context.Context, uri string, f *feed) {
+	took := liveLatest // the least of late: on a busy machine most of a reading is waiting
 	for {
 		began := time.Now()
 		body := l.read(ctx, uri)
-		wait := max(liveEvery, time.Duration(float64(time.Since(began))/liveShare))
+		took = min(time.Since(began), took+took/8)
+		wait := min(max(liveEvery, time.Duration(float64(took)/liveShare)), liveLatest)
 		l.mu.Lock()
 		if body != nil && !bytes.Equal(body, f.newest) {
 			f.newest = body

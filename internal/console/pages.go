@@ -74,7 +74,7 @@ func (p *pages) overview(ctx context.Context, template, title string) (*page, er
 	if err != nil {
 		return nil, err
 	}
-	recent, err := admin.ReadRecent(ctx, p.Pool, plotBack)
+	recent, err := p.recent.read(ctx, p.Pool)
 	if err != nil {
 		return nil, err
 	}

@@ -52,13 +52,23 @@ func newPlot(label string, bound float64, curves ...curve) plot {
 		for x, v := range c.values {
 			points = append(points, fmt.Sprintf("%.1f,%s", float64(x)*plotWidth/float64(max(1, len(c.values)-1)), y(v)))
 		}
-		p.Lines = append(p.Lines, plotLine{c.class, strings.Join(points, " ")})
+		p.Lines = append(p.Lines, plotLine{c.class, strings.Join(bends(points, c.values), " ")})
 	}
 	p.Area = fmt.Sprintf("0,%d %s %d,%d", plotHeight, p.Lines[0].Points, plotWidth, plotHeight)
 	if bound > 0 {
 		p.Most = y(bound)
 	}
 	return p
+}
+
+// bends are the points at which a line is not level.
+func bends(points []string, values []float64) (kept []string) {
+	for i, point := range points {
+		if i == 0 || i == len(points)-1 || values[i] != values[i-1] || values[i] != values[i+1] {
+			kept = append(kept, point)
+		}
+	}
+	return kept
 }
 
 // limitPlot draws what was used of a limit, and what it allows: of a window that is longer than a minute nothing bounds one.
