@@ -39,7 +39,7 @@ const (
 	// liveShare bounds the part of the time in which a page is read: one that takes long is read more seldom, but each liveLatest.
 	liveShare  = 0.02
 	liveLatest = 5 * time.Second
-	mostFeeds = 200
+	mostFeeds  = 200
 )
 
 func newLive(p *pages) *live { return &live{pages: p, feeds: map[feedKey]*feed{}} }
