@@ -196,6 +196,7 @@ func TestDoctor(t *testing.T) {
 			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 call waiting in queue nope", "under queues"},
 			{sql(`UPDATE callq.call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
 			{sql(`INSERT INTO callq.call_meta VALUES ('beside', extract(epoch FROM now()))`), "servers", doctor.Problem, "a copy of this Postgres's files runs beside it", "another Redis"},
+			{sql(`INSERT INTO callq.call_meta (name, at, position) VALUES ('verified', '2026-11-28 05:00Z', 2)`), "verify", doctor.Problem, "the scheduled verify of 2026-11-28 05:00:00Z found 2 problems", "callq verify"},
 			{sql(`INSERT INTO callq.call_usage VALUES ('api', '', now() + interval '30 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
 		}},
 		{"a label", exitFindings, []harmed{
