@@ -380,7 +380,11 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 	}
 	var changed int64
 	if err == nil && matched > 0 {
-		changed, err = c.ByFilter(ctx, f, matched, c.who)
+		err = db.live(progress{what: c.Verb.Name}, func(tell report) (err error) {
+			c.Progress = func(seen, matched int64) { tell("", seen, matched) }
+			changed, err = c.ByFilter(ctx, f, matched, c.who)
+			return err
+		})
 	}
 	if err != nil {
 		return err

@@ -69,7 +69,17 @@ func (a *attempt) reported() int64 {
 // readAttempts reads each attempt once, in the order of the starts. It checks the attempt against what was in force
 // when it was claimed, and adds it to the windows that it started in.
 func (v *verifier) readAttempts(ctx context.Context) error {
-	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
+	about, err := v.aboutAttempts(ctx)
+	if err != nil {
+		return err
+	}
+	read := int64(0)
+	if err := v.eachAttempt(ctx, func(a *attempt) {
+		v.checkAttempt(a)
+		if read++; read%1000 == 0 {
+			v.progress("attempts", read, about)
+		}
+	}); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.versions)) {
@@ -82,6 +92,15 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// aboutAttempts is about how many attempts there are to read, as Postgres's statistics have it: to count them would take as
+// long as to read them. 0: not known.
+func (v *verifier) aboutAttempts(ctx context.Context) (n int64, err error) {
+	if v.since == nil {
+		err = v.tx.QueryRow(ctx, `SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'public.call_attempts'::regclass`).Scan(&n)
+	}
+	return n, err
 }
 
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
