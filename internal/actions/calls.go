@@ -135,7 +135,7 @@ func (c *Changes) ByFilter(ctx context.Context, f admin.Filter, matched int64, w
 	}
 	end := fmt.Sprintf("%s %s of %s", c.Verb.Past, words.Number(changed), words.Number(matched))
 	if err != nil {
-		err = fmt.Errorf("%w; %d of %d calls were %s before", err, changed, matched, c.Verb.Past)
+		err = fmt.Errorf("%w; %s %s %s before", err, words.Of(changed, matched, "call"), words.Verb(changed, "was", "were"), c.Verb.Past)
 		end += ", then an error"
 	}
 	return changed, errors.Join(err, c.audit(context.WithoutCancel(ctx), ledger.Author{By: who.By, Reason: who.Reason}, name, end))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/words"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -208,7 +209,7 @@ func (v *verifier) checkCost(a *attempt, c charge, h history) {
 	byCalls := claimed == 1 && slices.ContainsFunc(h, func(r version) bool { return !r.CountCost })
 	asClaimed := c.Cost == claimed && (a.Settled == nil || byCalls)
 	if asSettled := a.Settled != nil && byCost && c.Cost == *a.Settled; !asClaimed && !asSettled {
-		v.breaks(a, costRule, c.Limit, "%d units were charged, %d claimed, and a cost of %d reported", c.Cost, claimed, a.reported())
+		v.breaks(a, costRule, c.Limit, "%s charged, %d claimed, and a cost of %d reported", words.Count(c.Cost, "unit"), claimed, a.reported())
 	}
 }
 
