@@ -49,7 +49,7 @@ func TestImports(t *testing.T) {
 		{name: "internal/advise", ours: []string{"internal/limit", "internal/words"}, forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/forecast", ours: []string{"internal/hours", "internal/limit"}, forbidden: []string{"database", "io", "log", "net", "os", "syscall"}},
 		{name: "internal/ledger", ours: []string{"callqueue", "internal/limit", "internal/schema"}, modules: []string{pgx}},
-		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit", "internal/schema"}, modules: []string{pgx}},
+		{name: "internal/ledger/verify", ours: []string{"callqueue", "internal/limit", "internal/schema", "internal/words"}, modules: []string{pgx}},
 		{
 			name:    "tasks",
 			ours:    []string{"callqueue", "internal/alarm", "internal/budget", "internal/handoff", "internal/httptask", "internal/ledger", "internal/limit", "internal/outcome", "internal/schema", "internal/witness"},
@@ -76,7 +76,7 @@ func TestImports(t *testing.T) {
 		},
 		{name: "internal/config", ours: []string{"internal/budget", "internal/hours", "internal/limit", "internal/schema", "internal/words"}, modules: []string{cron, pgx, redis, yaml}},
 		{
-			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/schema"},
+			name: "internal/policy", ours: []string{"callqueue", "internal/budget", "internal/hours", "internal/ledger", "internal/limit", "internal/backlog", "internal/schema", "internal/words"},
 			modules: []string{pgx},
 		},
 		{

@@ -131,7 +131,7 @@ func TestHoursArePublished(t *testing.T) {
 	s.once(rules())
 	s.start(time.Minute, 1)
 	changes := s.publish(openIn("Mon-Wed  12:00-13:00 UTC"))
-	if len(changes) != 2 || !strings.HasSuffix(changes[0], "hours Mon-Wed 12:00-13:00 UTC") || changes[1] != "1 unstarted attempts recalled" {
+	if len(changes) != 2 || !strings.HasSuffix(changes[0], "hours Mon-Wed 12:00-13:00 UTC") || changes[1] != "1 unstarted attempt recalled" {
 		t.Errorf("changes %q", changes)
 	}
 	s.want(`SELECT hours = 'Mon-Wed 12:00-13:00 UTC' FROM callq.call_queues`)

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"regexp"
 	"strings"
 
@@ -36,13 +37,44 @@ type Migration struct {
 // Up makes the schemas that are missing, applies what is missing in them and returns it. conn must not go through a pooler in
 // transaction mode: the lock belongs to the session.
 func Up(ctx context.Context, conn *pgx.ConnConfig, names schema.Names) ([]Migration, error) {
+	return UpAndTell(ctx, conn, names, func(int64, int64) {})
+}
+
+// UpAndTell is Up, and tells at which of how many versions the schema is, after each step and before each statement.
+func UpAndTell(ctx context.Context, conn *pgx.ConnConfig, names schema.Names, tell func(version, of int64)) ([]Migration, error) {
+	told := slog.New(steps{slog.DiscardHandler, func(version int64) { tell(version, Version()) }})
 	return migrate(ctx, conn, names, func(p *goose.Provider) (list []Migration, err error) {
 		results, err := p.Up(ctx)
 		for _, r := range results {
 			list = append(list, Migration{r.Source.Version, r.Source.Path, true})
 		}
 		return list, err
+	}, goose.WithVerbose(true), goose.WithSlog(told))
+}
+
+// steps is a handler of goose's log, which alone says how far it is before all steps are applied.
+type steps struct {
+	slog.Handler
+	tell func(version int64)
+}
+
+func (s steps) Enabled(context.Context, slog.Level) bool { return true }
+
+func (s steps) Handle(_ context.Context, r slog.Record) error {
+	var version, under int64
+	r.Attrs(func(attr slog.Attr) bool {
+		switch {
+		case attr.Key == "version" && attr.Value.Kind() == slog.KindInt64:
+			version = attr.Value.Int64()
+		case attr.Key == "statement": // of a step that is not yet applied
+			under = 1
+		}
+		return true
 	})
+	if version > 0 {
+		s.tell(version - under)
+	}
+	return nil
 }
 
 // Down takes back the newest step and returns it; with nothing applied it returns none.
@@ -73,6 +105,7 @@ func Status(ctx context.Context, conn *pgx.ConnConfig, names schema.Names) ([]Mi
 
 func migrate(
 	ctx context.Context, conn *pgx.ConnConfig, names schema.Names, run func(*goose.Provider) ([]Migration, error),
+	options ...goose.ProviderOption,
 ) ([]Migration, error) {
 	if err := names.Check(); err != nil {
 		return nil, err
@@ -83,8 +116,8 @@ func migrate(
 	db := sql.OpenDB(onPrimary{stdlib.GetConnector(*conn)})
 	defer db.Close()
 	locker, _ := lock.NewPostgresSessionLocker() // it errs by its options alone
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, placed{names},
-		goose.WithSessionLocker(locker), goose.WithTableName(names.OwnName()+".migrations"))
+	options = append(options, goose.WithSessionLocker(locker), goose.WithTableName(names.OwnName()+".migrations"))
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, placed{names}, options...)
 	if err != nil {
 		return nil, fmt.Errorf("read migrations: %w", err)
 	}

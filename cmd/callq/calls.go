@@ -367,9 +367,15 @@ func (c *change) byID(ctx context.Context, db *database, args []string) error {
 	}
 	left := slices.DeleteFunc(results, func(r callqueue.ChangeResult) bool { return r.Changed || r.Status == c.Verb.Makes })
 	if len(left) > 0 {
-		return fmt.Errorf("%d of %d calls were not %s", len(left), len(ids), c.Verb.Past)
+		return fmt.Errorf("%s not %s", callsOf(left, ids, "was", "were"), c.Verb.Past)
 	}
 	return nil
+}
+
+// callsOf writes how many of the calls, with a verb: 1 of 2 calls was.
+func callsOf[T any](some []T, ids []int64, one, more string) string {
+	n := int64(len(some))
+	return words.Of(n, int64(len(ids)), "call") + " " + words.Verb(n, one, more)
 }
 
 // byFilter asks about as many calls as there are, and goes through them from the newest on.
@@ -380,13 +386,17 @@ func (c *change) byFilter(ctx context.Context, db *database, f admin.Filter) err
 	}
 	var changed int64
 	if err == nil && matched > 0 {
-		changed, err = c.ByFilter(ctx, f, matched, c.who)
+		err = db.live(progress{what: c.Verb.Name}, func(tell report) (err error) {
+			c.Progress = func(seen, matched int64) { tell("", seen, matched) }
+			changed, err = c.ByFilter(ctx, f, matched, c.who)
+			return err
+		})
 	}
 	if err != nil {
 		return err
 	}
 	return db.show(map[string]int64{"matched": matched, strings.ReplaceAll(c.Verb.Past, " ", "_"): changed}, func(w io.Writer) {
-		fmt.Fprintf(w, "%s %d of %d calls\n", c.Verb.Past, changed, matched)
+		fmt.Fprintf(w, "%s %s\n", c.Verb.Past, words.Of(changed, matched, "call"))
 	})
 }
 

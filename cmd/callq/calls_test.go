@@ -75,7 +75,7 @@ func TestCallsCommands(t *testing.T) {
 		{"wait x", 2, `"x" is not the id`},
 		{"retry 2", 0, "true"},
 		{"retry 2 3 -o json", 0, `"changed": true`},
-		{"retry 1 2", 1, "1 of 2 calls were not retried"},
+		{"retry 1 2", 1, "1 of 2 calls was not retried"},
 		{"retry 1 --done", 0, "true"},
 		{"retry 4", 1, "cancelled, running"},
 		{"retry 2 99", 4, "no such call: [99]"},
@@ -83,14 +83,14 @@ func TestCallsCommands(t *testing.T) {
 		{"retry", 2, "which calls?"},
 		{"retry --queue pay", 2, "retry 2 calls? this cannot be undone, and there is nobody to ask: give --yes"},
 		{"retry --queue pay --yes", 0, "retried 2 of 2 calls"},
-		{"retry --code 503 --yes", 0, "retried 1 of 1 calls"},
+		{"retry --code 503 --yes", 0, "retried 1 of 1 call"},
 		{"retry --queue pay --done --yes", 0, "retried 3 of 3 calls"},
 		{"retry --status done --yes -o json", 0, `"retried": 1`},
 		{"retry --status failed,cancelled --key k --yes", 0, "retried 2 of 3 calls"},
 		{"retry --status new --yes", 2, `"--status" flag: this is for calls that are failed, cancelled, done`},
 		{"cancel 5 8", 0, "true"},
 		{"cancel 3", 0, "cancelled"},
-		{"cancel 1 5", 1, "1 of 2 calls were not cancelled"},
+		{"cancel 1 5", 1, "1 of 2 calls was not cancelled"},
 		{"cancel 99 5 4 98", 4, "no such call: [99 98]"},
 		{"cancel 5 1 3 -o jsonl", 1, `{"id":5,"changed":true,"status":"cancelled","open":false}` + "\n" + `{"id":1,"changed":false`},
 		{"cancel 1 x", 2, `"x" is not the id of a call`},
@@ -98,7 +98,7 @@ func TestCallsCommands(t *testing.T) {
 		{"cancel -- -1", 2, `"-1" is not the id`},
 		{"cancel --all", 2, "cancel 4 calls?"},
 		{"cancel --all --yes", 0, "cancelled 4 of 4 calls"},
-		{"cancel --status new --queue mail --yes", 0, "cancelled 1 of 1 calls"},
+		{"cancel --status new --queue mail --yes", 0, "cancelled 1 of 1 call"},
 		{"cancel --queue none", 0, "cancelled 0 of 0 calls"},
 		{"cancel --status done --yes", 2, `"--status" flag: this is for calls that are new, error, dispatched`},
 		{"cancel --status= --yes", 2, `invalid argument "" for "--status" flag`},
@@ -152,11 +152,11 @@ func TestChangeMany(t *testing.T) {
 	if out := w.do("calls", "cancel", "--queue", "q1", "--yes", "-o", "json"); out != "{\n  \"cancelled\": 2400,\n  \"matched\": 2400\n}\n" {
 		t.Error(out)
 	}
-	if out := w.do("calls", "retry", "--status", "cancelled", "--yes"); out != "retried 2400 of 2400 calls\n" {
+	if out := w.do("calls", "retry", "--status", "cancelled", "--yes"); out != "retried 2,400 of 2,400 calls\n" {
 		t.Error(out)
 	}
 	w.exec(`DO $$ BEGIN ASSERT (SELECT max(rows) = 500 AND sum(rows) = 4800 FROM seen), 'more than 500 in a transaction'; END $$`)
-	if out := w.do("calls", "delete", "--status", "new", "--queue", "q0", "--yes"); out != "deleted 2400 of 2400 calls\n" {
+	if out := w.do("calls", "delete", "--status", "new", "--queue", "q0", "--yes"); out != "deleted 2,400 of 2,400 calls\n" {
 		t.Error(out)
 	}
 	w.exec(`DO $$ BEGIN ASSERT (SELECT count(*) = 2400 + (SELECT count(*) FROM seen) FROM call_queue WHERE status = 'new'), 'others were changed'; END $$`)

@@ -21,6 +21,7 @@ import (
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/local"
 	"github.com/callq/callq/internal/schema"
+	"github.com/callq/callq/internal/words"
 )
 
 // demoVerdict is what the demo's API saw.
@@ -182,7 +183,7 @@ func (d demo) verdict(ctx context.Context, pool schema.DB, api *demoAPI, done in
 	case err != nil:
 		return err
 	case len(report.Findings) > 0:
-		return fmt.Errorf("verify found %d violations; the first: %+v", len(report.Findings), report.Findings[0])
+		return fmt.Errorf("verify found %s; the first: %+v", words.Count(int64(len(report.Findings)), "violation"), report.Findings[0])
 	case v.Done < d.calls || int64(v.Max) > d.rate.Units || v.R429 > 0:
 		return errors.New("the demo did not do what it shows: see the figures above")
 	}

@@ -193,7 +193,8 @@ func TestReference(t *testing.T) {
 const referenceHead = `# Commands
 
 Every command and flag, generated from the code (` + "`make docs`" + `); ` + "`callq COMMAND --help`" + ` says the same. Data goes to
-stdout, logs and progress to stderr. What cannot be undone is asked about on a terminal, and needs ` + "`--yes`" + ` off it.
+stdout, logs and progress to stderr. What cannot be undone is asked about on a terminal, and needs ` + "`--yes`" + ` off it. What takes
+more than a second says on a terminal how far it is.
 
 ## Exit codes
 

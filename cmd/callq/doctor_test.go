@@ -196,6 +196,7 @@ func TestDoctor(t *testing.T) {
 			{sql(`INSERT INTO call_queue (queue) VALUES ('nope')`), "queues", doctor.Problem, "1 call waiting in queue nope", "under queues"},
 			{sql(`UPDATE callq.call_limits SET epoch = 'older'`), "limits", doctor.Problem, "limit api is shut: Postgres failed over", "dispatcher"},
 			{sql(`INSERT INTO callq.call_meta VALUES ('beside', extract(epoch FROM now()))`), "servers", doctor.Problem, "a copy of this Postgres's files runs beside it", "another Redis"},
+			{sql(`INSERT INTO callq.call_meta (name, at, position) VALUES ('verified', '2026-11-28 05:00Z', 2)`), "verify", doctor.Problem, "the scheduled verify of 2026-11-28 05:00:00Z found 2 problems", "callq verify"},
 			{sql(`INSERT INTO callq.call_usage VALUES ('api', '', now() + interval '30 h', 1, 7)`), "clock steps", doctor.Problem, "ahead of it, and count until", "slew"},
 		}},
 		{"a label", exitFindings, []harmed{
@@ -206,7 +207,7 @@ func TestDoctor(t *testing.T) {
 			{sql(`SELECT` + dispatched), "dispatched calls", doctor.Problem, "so that nothing will end them: 1 (1)", "UPDATE public.call_queue SET status = 'new' WHERE id IN (1)"},
 			{sql(`SET session_replication_role = replica; INSERT INTO call_queue (status, unique_key) VALUES ('done', 'order-1'); RESET session_replication_role`), "keys of ended calls", doctor.Problem, "no other call can have it: 1 (", "SET unique_key = NULL WHERE id IN ("},
 			{sql(`INSERT INTO call_queue DEFAULT VALUES; DELETE FROM callq.call_inbox`), "calls in no flow", doctor.Problem, "1 call waiting in no flow", "callq maintain sweep"},
-			{sql(`INSERT INTO callq.call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "flows that do not add up, 1:", "callq maintain sweep"},
+			{sql(`INSERT INTO callq.call_flows (queue, key, priority, task, calls, tail) VALUES ('default', '', 5, 'http', 3, 1)`), "calls in no flow", doctor.Problem, "1 flow that does not add up:", "callq maintain sweep"},
 			{sql(`UPDATE callq.call_limits SET count_cost = true, config = '{"units": 100, "window": 60000000000}', rate = 2; INSERT INTO call_queue (cost) VALUES (9)`), "costs above what was set", doctor.Problem, "since an operator set it: 1, under limit api (", "callq limits reset api, or callq calls cancel"},
 			{sql(late), "late requests", doctor.Problem, "of the last 60 attempts of queue default, 12 were not sent", "send_within of limit api, which is 00:00:05"},
 			{sql(`ALTER TABLE callq.call_audit SET (autovacuum_enabled = off); INSERT INTO callq.call_audit (by, what, name, change) SELECT '', '', '', '' FROM generate_series(1, 60000); DELETE FROM callq.call_audit`), "bloat", doctor.Problem, "dead rows beside 0, it was never vacuumed", "callq maintain vacuum"},

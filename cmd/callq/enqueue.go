@@ -201,20 +201,26 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 	}
 	// Who inserts the same unique keys in another order at the same time may wait for these as these wait for those: Postgres ends one of
 	// the two, which then begins again.
-	again := rereader(in)
-	for turn := 1; ; turn++ {
-		objects := json.NewDecoder(again())
-		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
-			rows, err = e.insertAll(ctx, db, tx, objects)
-			return err
-		})
-		if err == nil {
-			break
+	again, size := rereader(in), sizeOf(in)
+	if err := db.live(progress{what: "enqueue", about: true}, func(tell report) error {
+		for turn := 1; ; turn++ {
+			objects := json.NewDecoder(again())
+			err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) (err error) {
+				rows, err = e.insertAll(ctx, db, tx, objects, func(inserted int64) {
+					tell("", inserted, aboutAll(inserted, objects.InputOffset(), size))
+				})
+				return err
+			})
+			if err == nil {
+				return nil
+			}
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "40P01" || turn == 10 {
+				return fmt.Errorf("nothing was inserted: %w", err)
+			}
+			fmt.Fprintln(db.stderr, "others insert the same unique keys: begun again")
 		}
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "40P01" || turn == 10 {
-			return nil, fmt.Errorf("nothing was inserted: %w", err)
-		}
-		fmt.Fprintln(db.stderr, "others insert the same unique keys: begun again")
+	}); err != nil {
+		return nil, err
 	}
 	duplicates := 0
 	for _, row := range rows {
@@ -225,6 +231,24 @@ func (e *enqueued) insertFile(ctx context.Context, db *database, args []string) 
 	fmt.Fprintf(db.stderr, "%s inserted, %s of unfinished calls\n",
 		words.Count(int64(len(rows)-duplicates), "call"), words.Count(int64(duplicates), "duplicate"))
 	return rows, nil
+}
+
+// sizeOf is the size of a file; 0: it is none that has one, such as a pipe.
+func sizeOf(in io.Reader) int64 {
+	if f, ok := in.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+			return info.Size()
+		}
+	}
+	return 0
+}
+
+// aboutAll is about how many calls a file of that size has, of which so many took the first bytes; 0: not known.
+func aboutAll(calls, bytes, size int64) int64 {
+	if bytes <= 0 {
+		return 0
+	}
+	return int64(float64(calls) * float64(size) / float64(bytes))
 }
 
 // rereader returns what reads in from its beginning, each time anew. What cannot be sought, such as a pipe, is kept in memory.
@@ -243,8 +267,9 @@ func rereader(in io.Reader) func() io.Reader {
 	}
 }
 
-// insertAll inserts a call for each object, a thousand at a time, or as many as have 16 MiB of call_data.
-func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objects *json.Decoder) (rows []inserted, err error) {
+// insertAll inserts a call for each object, a thousand at a time, or as many as have 16 MiB of call_data. It
+// tells how many it has inserted.
+func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objects *json.Decoder, tell func(int64)) (rows []inserted, err error) {
 	var calls []callqueue.Call // not yet inserted
 	size := 0                  // of their call_data
 	for more := true; more; {
@@ -262,6 +287,7 @@ func (e *enqueued) insertAll(ctx context.Context, db *database, tx pgx.Tx, objec
 				return nil, err
 			}
 			calls, size = nil, 0
+			tell(int64(len(rows)))
 		}
 	}
 	return rows, nil

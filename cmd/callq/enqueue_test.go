@@ -98,9 +98,9 @@ func TestEnqueueWait(t *testing.T) {
 	}{
 		{"--wait", 0, "1   done"},
 		{"--wait -o json", 0, `"status": "done"`},
-		{"failed --wait", 1, "1 of 1 calls are not done"},
+		{"failed --wait", 1, "1 of 1 call is not done"},
 		{"new --wait --timeout 2s", 1, "not all have ended after 2s"},
-		{"--from - --wait", 1, "1 of 2 calls are not done"},
+		{"--from - --wait", 1, "1 of 2 calls is not done"},
 	} {
 		a := w.run(append([]string{"enqueue"}, strings.Fields(test.args)...)...)
 		if a.code != test.code || !strings.Contains(a.stdout+a.stderr, test.words) {

@@ -193,7 +193,7 @@ queues:
 		{"limits list", 0, []string{
 			"10 per 1s, token bucket, burst 100", "2 per 1mo, fixed window, America/New_York", "1 per 100ms, leaky bucket",
 			"1 per 10ms, leaky bucket, tolerance 50ms", "1 per 270m, leaky bucket, Europe/Berlin", "101 per 1s, sliding window counter",
-			"speeds/1d", "10000 per 1d, sliding window", "5 per 1h, sliding window, per key (1 of their own)",
+			"speeds/1d", "10000 per 1d, sliding window", "5 per 1h, sliding window, per key (1 of its own)",
 		}},
 		{"calls why 5", 0, []string{"limit nightly is full: 2 of 2 units (2 per 1mo, fixed window, America/New_York) are occupied", "-01 0"}}, // from the first of the next month
 		{"limits forecast nightly", 0, []string{"2 per 1mo, fixed window", "-01 0"}},

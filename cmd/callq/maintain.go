@@ -50,12 +50,19 @@ func retentionCommand(a *app) *cobra.Command {
 		Long: "Remove calls that ended longer ago than they are kept, and what the ledger no longer needs of them.\n" +
 			"That frees no unit of a limit. The configuration's `retention` says how long they are kept.",
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			verb, purge := "removed", maintenance.Purge
+			verb := "removed"
 			if dryRun {
-				verb, purge = "would remove", maintenance.DryRun
+				verb = "would remove"
 			}
-			r, err := purge(ctx, db.DB, retention(db.cfg))
-			if err != nil {
+			var r maintenance.Purged
+			if err := a.live(progress{what: "retention", about: true}, func(tell report) (err error) {
+				if dryRun {
+					r, err = maintenance.DryRun(ctx, db.DB, retention(db.cfg))
+				} else {
+					r, err = maintenance.PurgeAndTell(ctx, db.DB, retention(db.cfg), tell)
+				}
+				return err
+			}); err != nil {
 				return err
 			}
 			return a.show(r, func(w io.Writer) {
@@ -79,23 +86,27 @@ func sweepCommand(a *app) *cobra.Command {
 started or that Redis lost, expired calls, limits to open. It also repairs the backlog: waiting calls that no
 claim would find are put back in line. That reads all calls. Nothing is claimed or published.`,
 		RunE: a.connected(ledger.Settings(), func(ctx context.Context, db *database, _ []string) error {
-			return db.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
-				d, err := dispatcher.New(dispatcher.Config{
-					Pool: db.pool, Schema: db.cfg.Postgres.Schema, TableSchema: db.cfg.Postgres.TableSchema, Redis: client, Logger: db.logger(db.cfg),
-					Failover: policy.Failover(db.cfg.Postgres.Failover),
-				})
-				if err != nil {
+			title := "RECOVERED"
+			if dryRun {
+				title = "TO RECOVER"
+			}
+			var recovered []recovery.Recovered
+			err := db.withRedis(ctx, db.cfg, func(client redis.UniversalClient) error {
+				return a.live(progress{what: "sweep"}, func(report) error {
+					d, err := dispatcher.New(dispatcher.Config{
+						Pool: db.pool, Schema: db.cfg.Postgres.Schema, TableSchema: db.cfg.Postgres.TableSchema, Redis: client, Logger: db.logger(db.cfg),
+						Failover: policy.Failover(db.cfg.Postgres.Failover),
+					})
+					if err != nil {
+						return err
+					}
+					recovered, err = d.Recover(ctx, dryRun)
 					return err
-				}
-				title := "RECOVERED"
-				if dryRun {
-					title = "TO RECOVER"
-				}
-				recovered, err := d.Recover(ctx, dryRun)
-				return table[recovery.Recovered]{
-					title + ",COUNT", func(r recovery.Recovered) []any { return []any{r.Kind, r.Count} },
-				}.show(a, recovered, err)
+				})
 			})
+			return table[recovery.Recovered]{
+				title + ",COUNT", func(r recovery.Recovered) []any { return []any{r.Kind, r.Count} },
+			}.show(a, recovered, err)
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what it would recover")
@@ -115,7 +126,9 @@ or run: pause the queues, and let what runs end.`,
 				return vacuumFull(ctx, db, dryRun)
 			}
 			if !dryRun {
-				if err := maintenance.Vacuum(ctx, db.DB); err != nil {
+				if err := a.live(progress{what: "vacuum"}, func(tell report) error {
+					return maintenance.VacuumAndTell(ctx, db.DB, tell)
+				}); err != nil {
 					return err
 				}
 			}
@@ -129,7 +142,7 @@ or run: pause the queues, and let what runs end.`,
 }
 
 func vacuumFull(ctx context.Context, db *database, dryRun bool) error {
-	if err := maintenance.Analyze(ctx, db.DB); err != nil {
+	if err := db.live(progress{what: "analyze"}, func(tell report) error { return maintenance.Analyze(ctx, db.DB, tell) }); err != nil {
 		return err
 	}
 	tables, err := doctor.Tables(ctx, db.DB)
@@ -162,7 +175,7 @@ func writeAnew(ctx context.Context, db *database, tables []doctor.Table) error {
 	if err := db.confirm(ctx, fmt.Sprintf("Lock %s, and write them anew?", strings.Join(names, ", "))); err != nil {
 		return err
 	}
-	err := maintenance.VacuumFull(ctx, db.DB, names)
+	err := db.live(progress{what: "vacuum"}, func(tell report) error { return maintenance.VacuumFull(ctx, db.DB, names, tell) })
 	if hasCode(err, "55P03") {
 		err = fmt.Errorf("%w; somebody uses the table: try again, or see `callq doctor` for who holds it", err)
 	}

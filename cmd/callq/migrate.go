@@ -33,7 +33,14 @@ func migrateCommand(a *app) *cobra.Command {
 	}
 	return group("migrate", "Bring the schema to this version, or back",
 		verb("up", "Apply what is missing; any number at once apply it once",
-			fmt.Sprintf("nothing to apply: the schema is at version %d", migrations.Version()), migrations.Up),
+			fmt.Sprintf("nothing to apply: the schema is at version %d", migrations.Version()),
+			func(ctx context.Context, conn *pgx.ConnConfig, names schema.Names) (list []migrations.Migration, err error) {
+				err = a.live(progress{what: "migrate up"}, func(tell report) (err error) {
+					list, err = migrations.UpAndTell(ctx, conn, names, func(version, of int64) { tell("version", version, of) })
+					return err
+				})
+				return list, err
+			}),
 		down, verb("status", "List the steps, and which are applied", "", migrations.Status),
 		&cobra.Command{
 			Use: "sql", Short: "Print what up would run on an empty database, for other tools",

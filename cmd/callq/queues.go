@@ -9,6 +9,7 @@ import (
 
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/words"
 )
 
 func queuesCommand(a *app) *cobra.Command {
@@ -81,7 +82,7 @@ func pauseCommand(a *app, what string) *cobra.Command {
 				}
 			}
 			recalled, err := ledger.Pause(ctx, db.DB, pause)
-			change := fmt.Sprintf("%s: paused, %d unstarted attempts recalled", pausable(what, pause.Name, pause.Key), recalled)
+			change := fmt.Sprintf("%s: paused, %s recalled", pausable(what, pause.Name, pause.Key), words.Count(int64(recalled), "unstarted attempt"))
 			return a.showChanges(what, pause.Name, []string{change}, err)
 		}),
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/policy"
+	"github.com/callq/callq/internal/words"
 )
 
 func routesCommand(a *app) *cobra.Command {
@@ -125,7 +126,8 @@ func routesApplyCommand(a *app) *cobra.Command {
 		for _, r := range would {
 			calls += r.Moved + r.Discarded
 		}
-		if err := a.confirm(ctx, fmt.Sprintf("Calls that wait would be changed or discarded %d times, by %d rules;", calls, len(would))); err != nil {
+		if err := a.confirm(ctx, fmt.Sprintf("Calls that wait would be changed or discarded %s, by %s;",
+			words.Count(calls, "time"), words.Count(int64(len(would)), "rule"))); err != nil {
 			return err
 		}
 		did, err := policy.RouteWaiting(ctx, db.DB, false)

@@ -27,12 +27,17 @@ the proof rests on. If a rule does not hold, it prints the rows and exits with 3
   callq verify --since 24h
   callq verify --since 2026-11-01T00:00:00Z -o json`,
 		RunE: a.connected(commandSettings(), func(ctx context.Context, db *database, _ []string) error {
-			report, err := verify.Run(ctx, db.DB, options)
+			var found *verify.Report
+			err := a.live(progress{what: "verify", about: true}, func(tell report) (err error) {
+				options.Progress = tell
+				found, err = verify.Run(ctx, db.DB, options)
+				return err
+			})
 			if err != nil {
 				return err
 			}
-			err = db.show(report, func(w io.Writer) { printProof(w, report) })
-			if n := len(report.Findings); n > 0 && err == nil {
+			err = db.show(found, func(w io.Writer) { printProof(w, found) })
+			if n := len(found.Findings); n > 0 && err == nil {
 				return exitf(exitFindings, "verify: %s of a rule", words.Count(int64(n), "violation"))
 			}
 			return err

@@ -51,7 +51,7 @@ func (db *database) wait(ctx context.Context, cmd *cobra.Command, ids []int64) e
 	}
 	undone := slices.DeleteFunc(slices.Clone(calls), func(r *callqueue.Record) bool { return r.Status == callqueue.StatusDone })
 	if len(undone) > 0 {
-		return fmt.Errorf("%d of %d calls are not done", len(undone), len(ids))
+		return fmt.Errorf("%s not done", callsOf(undone, ids, "is", "are"))
 	}
 	return nil
 }

@@ -201,7 +201,7 @@ func (a *Actions) pause(ctx context.Context, p ledger.Paused, length string) ([]
 	if err != nil {
 		return nil, err
 	}
-	return []string{fmt.Sprintf("%s: paused, %d unstarted attempts recalled", Pausable(p.What, p.Name, p.Key), recalled)}, nil
+	return []string{fmt.Sprintf("%s: paused, %s recalled", Pausable(p.What, p.Name, p.Key), words.Count(int64(recalled), "unstarted attempt"))}, nil
 }
 
 // Pausable names a limit or queue, or one key of it.
@@ -245,7 +245,7 @@ func (a *Actions) calls(ctx context.Context, verbName string, r Request, who led
 	case r.Expect == nil && n > MostUnasked:
 		return result, conflict("%s fit: give \"expect\": %d to %s them", words.Count(n, "call"), n, verb.Name)
 	case r.Expect != nil && n > *r.Expect:
-		return result, conflict("%s fit by now, and %s were expected: look again", words.Count(n, "call"), words.Number(*r.Expect))
+		return result, conflict("%s %s by now, and you expected %s: look again", words.Count(n, "call"), words.Verb(n, "fits", "fit"), words.Number(*r.Expect))
 	}
 	result.Changed, err = c.ByFilter(ctx, f, result.Matched, who)
 	return result, err

@@ -78,7 +78,7 @@ type Changes struct {
 	Client *callqueue.Client
 	Options
 	Within   func(context.Context, func(context.Context) error) error // bounds each transaction; nil: nothing does
-	Progress func(changed, matched int64)                             // called after each transaction of a filter; nil: nobody asks
+	Progress func(seen, matched int64)                                // of a filter, after each transaction: how many it has changed, or passed over; nil: nobody asks
 }
 
 const perTurn = 500
@@ -122,30 +122,31 @@ func (c *Changes) ByFilter(ctx context.Context, f admin.Filter, matched int64, w
 	if err := c.audit(ctx, who, name, c.Verb.Name+" of "+words.Count(matched, "call")); err != nil {
 		return 0, err
 	}
+	seen := int64(0)
 	for more := matched > 0; more && err == nil; {
-		err = c.within(ctx, func(ctx context.Context) (err error) {
-			var some int64
-			some, more, err = c.turn(ctx, &f)
-			changed += some
+		err = c.within(ctx, func(ctx context.Context) error {
+			looked, some, err := c.turn(ctx, &f)
+			seen, changed, more = seen+looked, changed+some, looked == perTurn
 			return err
 		})
 		if c.Progress != nil {
-			c.Progress(changed, matched)
+			c.Progress(seen, matched)
 		}
 	}
 	end := fmt.Sprintf("%s %s of %s", c.Verb.Past, words.Number(changed), words.Number(matched))
 	if err != nil {
-		err = fmt.Errorf("%w; %d of %d calls were %s before", err, changed, matched, c.Verb.Past)
+		err = fmt.Errorf("%w; %s %s %s before", err, words.Of(changed, matched, "call"), words.Verb(changed, "was", "were"), c.Verb.Past)
 		end += ", then an error"
 	}
 	return changed, errors.Join(err, c.audit(context.WithoutCancel(ctx), ledger.Author{By: who.By, Reason: who.Reason}, name, end))
 }
 
-// turn changes the newest calls of a filter, and has the filter go on behind them.
-func (c *Changes) turn(ctx context.Context, f *admin.Filter) (changed int64, more bool, err error) {
+// turn changes the newest calls of a filter, and has the filter go on behind them. It returns how many they are, and how many
+// of them it changed.
+func (c *Changes) turn(ctx context.Context, f *admin.Filter) (seen, changed int64, err error) {
 	calls, err := admin.ListCalls(ctx, c.Pool, *f, perTurn)
 	if err != nil {
-		return 0, false, err
+		return 0, 0, err
 	}
 	ids := make([]int64, len(calls))
 	for i, call := range calls {
@@ -160,7 +161,7 @@ func (c *Changes) turn(ctx context.Context, f *admin.Filter) (changed int64, mor
 			changed++
 		}
 	}
-	return changed, len(ids) == perTurn, err
+	return int64(len(ids)), changed, err
 }
 
 // ByID changes calls, and returns what it did to each that exists, and a callqueue.NotFoundError for the others.

@@ -238,7 +238,7 @@ func (r *reader) foresee(call *callqueue.Record) (f Foresight) {
 	}
 	i := slices.IndexFunc(queues, func(q worldQueue) bool { return q.Name == call.Queue })
 	f.StartsAt = new(r.now.Add(ran.Start))
-	f.Because = fmt.Sprintf("in about %s: %s calls before it%s%s", About(ran.Start), words.Number(ran.Before), others, o.held(queues[i], ran.Result))
+	f.Because = fmt.Sprintf("in about %s: %s before it%s%s", About(ran.Start), words.Count(ran.Before, "call"), others, o.held(queues[i], ran.Result))
 	return f
 }
 
@@ -256,5 +256,5 @@ func (o *outlook) held(q worldQueue, result forecast.Result) string {
 	case held < len(o.limits):
 		return ", " + o.limits[held].Rate
 	}
-	return fmt.Sprintf(", %d slots of workers", o.Limits[held].Rate.Units)
+	return ", " + words.Count(o.Limits[held].Rate.Units, "slot") + " of workers"
 }

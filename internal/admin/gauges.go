@@ -27,8 +27,8 @@ type Fleet struct {
 
 // Verified is a scheduled verify that came to its end: when it began, and how many problems it found.
 type Verified struct {
-	At       time.Time `db:"at"`
-	Problems int64     `db:"problems"`
+	At       time.Time `json:"at" db:"at"`
+	Problems int64     `json:"problems" db:"problems"`
 }
 
 const verifiedSQL = `SELECT at, position AS problems FROM callq.call_meta WHERE name = 'verified'`

@@ -198,7 +198,7 @@ func (l *Limit) describe() {
 		l.Rate += ", per key"
 	}
 	if n := len(l.Overrides); n > 0 {
-		l.Rate += fmt.Sprintf(" (%d of their own)", n)
+		l.Rate += fmt.Sprintf(" (%d of %s own)", n, words.Verb(int64(n), "its", "their"))
 	}
 	if l.CountCost {
 		l.Rate += ", by cost"

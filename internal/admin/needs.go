@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/words"
 )
 
 // needs are the budgets of which a call that waits needs units. What is free of them, Redis knows.
@@ -33,7 +34,7 @@ func (w *Why) Short() {
 		case *b.Free-b.Promised >= n:
 			continue
 		default:
-			text += fmt.Sprintf("%d are free and %d of these promised; they suffice in about %s", *b.Free, b.Promised, b.Until.Round(100*time.Millisecond))
+			text += fmt.Sprintf("%d %s free and %d of these promised; they suffice in about %s", *b.Free, words.Verb(*b.Free, "is", "are"), b.Promised, b.Until.Round(100*time.Millisecond))
 		}
 		if len(w.Reasons) == 1 && w.Reasons[0].Code == "next" {
 			w.Reasons = nil

@@ -3,6 +3,8 @@ package admin
 import (
 	"fmt"
 	"time"
+
+	"github.com/callq/callq/internal/words"
 )
 
 // LimitRemote is what the API says of its own limit, in its newest answer within a day; of a limit per key, of the key that is shown.
@@ -58,7 +60,7 @@ func (l Limit) RemoteText() string {
 	text := ""
 	switch {
 	case left != nil && is:
-		text = fmt.Sprintf("the API says: %s remain", ofAll(*left, most))
+		text = fmt.Sprintf("the API says: %s %s", ofAll(*left, most), words.Verb(*left, "remains", "remain"))
 	case left != nil:
 		text = fmt.Sprintf("the API said: %s remained", ofAll(*left, most))
 	case most != nil:
@@ -70,7 +72,7 @@ func (l Limit) RemoteText() string {
 		text += ", until " + Instant(l.RemoteReset)
 	}
 	if l.Lowered != nil {
-		text += fmt.Sprintf("; at most %d are used until then", *l.Lowered)
+		text += fmt.Sprintf("; at most %d %s used until then", *l.Lowered, words.Verb(*l.Lowered, "is", "are"))
 	}
 	return text
 }

@@ -28,7 +28,7 @@ func TestWhyWaitsForASlot(t *testing.T) {
 		{"all run", 4, "1 s", "3 s", slots, 1500 * time.Millisecond, 3 * time.Second, "0 calls before it, 4 slots of workers"},
 		{"all run for long", 4, "3.5 s", "3 s", slots, 300 * time.Millisecond, 4 * time.Second, "0 calls before it, 4 slots of workers"},
 		{"all run for just as long", 4, "3 s", "3 s", slots, 200 * time.Millisecond, 2 * time.Second, "0 calls before it, 4 slots of workers"},
-		{"none ended yet", 4, "1 s", "", slots, 0, 0, "unknown: all 4 slots of its workers are taken, and nobody knows when one comes free"},
+		{"none ended yet", 4, "1 s", "", slots, 0, 0, "unknown: all slots of its workers are taken, 4 of 4, and nobody knows when one comes free"},
 		{"one is free", 3, "1 s", "3 s", next, 0, time.Second, "in about 0 ms: 0 calls before it"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

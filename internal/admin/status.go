@@ -33,6 +33,7 @@ type Status struct {
 	Others      []string        `json:"other_configuration"` // those of them whose file is not in force
 	Policy      *policy.Applied `json:"policy"`              // in force; nil: none was ever applied
 	Oldest      *Oldest         `json:"oldest"`              // due call; nil: none, or none among the first
+	Verified    *Verified       `json:"verified"`            // the last scheduled verify; nil: there was none
 
 	trends []trend
 }
@@ -53,7 +54,8 @@ func ReadStatus(ctx context.Context, pool Pool) (*Status, error) {
 			At: r.now, Standby: r.standby, Queues: queues, Unhandled: slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Handled }),
 			Limits: r.limits(nil, nil), Budgets: r.budgets(), Routes: r.routes(),
 			Workers: list[Worker](r, "read workers", workersSQL), HTTPTask: []string{},
-			Oldest: one[Oldest](r, "read the oldest call", oldestSQL),
+			Oldest:   one[Oldest](r, "read the oldest call", oldestSQL),
+			Verified: one[Verified](r, "read the last verify", verifiedSQL),
 		}
 		holds(s.Queues, s.Limits)
 		s.trends = list[trend](r, "read what was due", trendsSQL, trendOver)
@@ -239,6 +241,10 @@ func (s *Status) Problems() []Finding {
 		list.problem("http settings",
 			"give them the same http_task, or Config.HTTP, and send each SIGHUP, or restart those with the old one",
 			"live workers differ on %s: a call goes where any of them may send it, and back unsent from one that may not", difference)
+	}
+	if v := s.Verified; v != nil && v.Problems > 0 {
+		list.problem("verify", "callq verify", "the scheduled verify of %s found %s: a limit may have been exceeded, or the ledger changed by hand",
+			Instant(&v.At), words.Count(v.Problems, "problem"))
 	}
 	s.addWaiting(&list)
 	for _, q := range s.Queues {

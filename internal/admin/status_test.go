@@ -2,7 +2,9 @@ package admin
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/callq/callq/internal/pgtest"
 )
@@ -75,6 +77,33 @@ func TestOldestBehindMany(t *testing.T) {
 	settings := map[string]string{"jit": "off", "max_parallel_workers_per_gather": "0"}
 	if n := pgtest.Work(t, pool, settings, oldestSQL); n > 5*4000 { // a sample is read, then all
 		t.Errorf("to look at the first of 4,000 segments, plans handled %d", n)
+	}
+}
+
+// A status has what the last scheduled verify found, if there was one.
+func TestStatusKnowsTheLastVerify(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, c := range []struct {
+		sql  string
+		want *Verified
+	}{
+		{`SELECT`, nil},
+		{`INSERT INTO callq.call_meta (name, at, position) VALUES ('verified', to_timestamp(1800000000), 2)`, &Verified{At: time.Unix(1_800_000_000, 0), Problems: 2}},
+		{`UPDATE callq.call_meta SET position = 0 WHERE name = 'verified'`, &Verified{At: time.Unix(1_800_000_000, 0)}},
+	} {
+		exec(t, pool, c.sql)
+		s, err := ReadStatus(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (s.Verified == nil) != (c.want == nil) || c.want != nil && (!s.Verified.At.Equal(c.want.At) || s.Verified.Problems != c.want.Problems) {
+			t.Errorf("after %s: %+v, want %+v", c.sql, s.Verified, c.want)
+		}
+		told := slices.ContainsFunc(s.Verdict.Points, func(f Finding) bool { return f.Fix == "callq verify" })
+		if want := c.want != nil && c.want.Problems > 0; told != want {
+			t.Errorf("after %s: the verdict names it: %v, want %v", c.sql, told, want)
+		}
 	}
 }
 

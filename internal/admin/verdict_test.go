@@ -54,6 +54,11 @@ func TestVerdict(t *testing.T) {
 			Note, "1 thing to know; 700 calls wait",
 			[]string{"queue mail grows by 60 a minute: 700 calls are due: callq queues forecast mail"},
 		},
+		"verified": {func(s *Status) { s.Verified = &Verified{At: now} }, OK, "All is well; nothing waits", nil},
+		"a rule did not hold": {
+			func(s *Status) { s.Verified = &Verified{At: now, Problems: 1} }, Problem, "1 problem; nothing waits",
+			[]string{"the scheduled verify of 2026-11-28 12:00:00Z found 1 problem: a limit may have been exceeded, or the ledger changed by hand: callq verify"},
+		},
 		"what came just now": {
 			func(s *Status) { s.Queues[0].Due, s.trends = 700, []trend{{"mail", 100, now.Add(-2 * time.Minute)}} },
 			OK, "All is well; 700 calls wait", nil,

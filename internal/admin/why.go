@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/callq/callq/callqueue"
+	"github.com/callq/callq/internal/words"
 )
 
 // Why is a call with the reasons for its state.
@@ -204,7 +205,7 @@ func (c *circumstances) explainDispatched() {
 	default:
 		what := "one of them to start it"
 		if c.Slots > 0 && c.Running >= c.Slots {
-			what = fmt.Sprintf("a slot of theirs, of which %d of %d are taken", c.Running, c.Slots)
+			what = fmt.Sprintf("a slot of theirs, of which %d of %d %s taken", c.Running, c.Slots, words.Verb(c.Running, "is", "are"))
 		}
 		c.add("handed_over", &o.StartBy, "it was handed to the workers %s %s, and waits for %s; else it goes back",
 			o.Pool, Ago(c.now, o.HandedAt), what)
@@ -247,7 +248,7 @@ func (c *circumstances) explainWaiting() {
 	case c.Fit == 0:
 		c.add("no_worker", nil, "%s: run `callq serve`, `callq work` or your own worker", nobody(c.call.Task, c.On))
 	case c.Running >= c.Slots:
-		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d run", c.Running, c.Slots)
+		c.add("workers_busy", nil, "all slots of its workers are taken: %d of %d %s", c.Running, c.Slots, words.Verb(c.Running, "runs", "run"))
 	}
 	if c.unknown {
 		c.add("no_flow", nil, "no flow names it: it was written while callq's triggers were off. Run `callq maintain sweep`")
@@ -297,15 +298,15 @@ func (c *circumstances) explainLimit(l Limit) {
 	case l.State != "open":
 		c.add("limit_shut", l.ShutUntil, "limit %s is %s", l.Name, l.stateUntil(l.State))
 	case l.CountCost && l.Config != nil && units > l.InAll():
-		c.add("too_dear", nil, "it takes %d units, and limit %s has %d in all since `callq limits set`: reset that (the configuration allows %s), or cancel it",
-			units, whose, l.InAll(), *l.Config)
+		c.add("too_dear", nil, "it takes %s, and limit %s has %d in all since `callq limits set`: reset that (the configuration allows %s), or cancel it",
+			words.Count(units, "unit"), whose, l.InAll(), *l.Config)
 	case l.Room >= units:
 	case l.Window == 0:
-		c.add("limit_full", nil, "limit %s is full: %d of %d run, and it takes %d; the next unit comes free when one ends%s",
-			whose, l.Occupied, l.InAll(), units, l.shareText(c.call))
+		c.add("limit_full", nil, "limit %s is full: %d of %d %s, and it takes %d; the next unit comes free when one ends%s",
+			whose, l.Occupied, l.InAll(), words.Verb(l.Occupied, "runs", "run"), units, l.shareText(c.call))
 	default:
-		text := fmt.Sprintf("limit %s is full: %d of %d units (%s) are occupied, and it takes %d",
-			whose, l.Occupied, l.InAll(), l.Rate, units)
+		text := fmt.Sprintf("limit %s is full: %d of %d %s (%s) %s occupied, and it takes %d", whose, l.Occupied, l.InAll(),
+			words.Verb(l.InAll(), "unit", "units"), l.Rate, words.Verb(l.Occupied, "is", "are"), units)
 		if l.nextIfOpen != nil {
 			text += "; " + nextUnit(*l.nextIfOpen, c.now)
 		}

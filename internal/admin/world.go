@@ -273,7 +273,7 @@ func (o *outlook) addSlots(slots []slotsOf, taken []takenSlots, seconds map[stri
 				o.Queues[i].Limits = append(o.Queues[i].Limits, len(o.Limits))
 			}
 			if full && unknown && (call == nil || call.RunAt.Sub(o.Now) < last) {
-				o.never[q.Name] = fmt.Sprintf("all %d slots of its workers are taken, and nobody knows when one comes free", s.Slots)
+				o.never[q.Name] = fmt.Sprintf("all slots of its workers are taken, %d of %d, and nobody knows when one comes free", s.Slots, s.Slots)
 			}
 		}
 		o.Limits = append(o.Limits, world)

@@ -94,8 +94,8 @@ LIMIT 10`
 
 func orphans(ctx context.Context, pool schema.DB) ([]Finding, error) {
 	o, err := backlog.FindOrphans(ctx, pool)
-	what := fmt.Sprintf("%s waiting in no flow, and flows that do not add up, %d: no claim finds all of those calls",
-		words.Count(o.Calls, "call"), o.Flows)
+	what := fmt.Sprintf("%s waiting in no flow, and %s that %s not add up: no claim finds all of those calls",
+		words.Count(o.Calls, "call"), words.Count(o.Flows, "flow"), words.Verb(o.Flows, "does", "do"))
 	return judge(o == backlog.Orphans{}, "", what, recoverFix), err
 }
 
@@ -219,7 +219,8 @@ FROM (
 
 // Rules that left calls as they were, as what they name in call_data is not there or unfit.
 const routesSQL = `
-SELECT 'problem' AS level, format('a route left %s calls as they were, the last at %s: %s (%s)', sum(d.failed), date_trunc('second', max(d.at)), left(d.rule, 160),
+SELECT 'problem' AS level, format('a route left %s, the last at %s: %s (%s)',
+        CASE WHEN sum(d.failed) = 1 THEN '1 call as it was' ELSE sum(d.failed) || ' calls as they were' END, date_trunc('second', max(d.at)), left(d.rule, 160),
         (array_agg(d.error ORDER BY d.at DESC) FILTER (WHERE d.error IS NOT NULL))[1]) AS what,
     'have its match take such calls out, or producers write what it names; callq routes test ID tells of a call' AS fix
 FROM callq.call_routed d JOIN callq.call_routes r USING (rule)

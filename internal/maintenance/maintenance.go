@@ -41,15 +41,31 @@ const purgeBatch = 1000 // rows that one transaction reads, so that none is long
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own: what was removed before an error stays so.
-func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err error) {
+func Purge(ctx context.Context, pool schema.DB, keep Retention) (Purged, error) {
+	return PurgeAndTell(ctx, pool, keep, nobody)
+}
+
+// Progress is told how much of a step is done, and of how much. These are 0 where nothing can be counted.
+type Progress func(step string, done, of int64)
+
+func nobody(string, int64, int64) {}
+
+// PurgeAndTell is Purge, and tells its progress. Of calls and attempts that is how many of the ids it has gone through: some may
+// have no row any more.
+func PurgeAndTell(ctx context.Context, pool schema.DB, keep Retention, tell Progress) (p Purged, err error) {
 	for _, rows := range []struct {
-		what, sql, nextSQL string
-		args               pgx.StrictNamedArgs
-		removed            *int64
+		what, sql, nextSQL, idsSQL string
+		args                       pgx.StrictNamedArgs
+		removed                    *int64
 	}{
-		{"calls", purgeCallsSQL, `SELECT min(id) FROM public.call_queue WHERE id > $1`, keep.args(), &p.Calls},
-		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM public.call_attempts WHERE call_id > $1`, pgx.StrictNamedArgs{}, &p.Attempts},
+		{"calls", purgeCallsSQL, `SELECT min(id) FROM public.call_queue WHERE id > $1`, `SELECT min(id), max(id) FROM public.call_queue`, keep.args(), &p.Calls},
+		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM public.call_attempts WHERE call_id > $1`, `SELECT min(call_id), max(call_id) FROM public.call_attempts`, pgx.StrictNamedArgs{}, &p.Attempts},
 	} {
+		tell(rows.what, 0, 0)
+		var first, last *int64 // nil: there are none
+		if err := pool.QueryRow(ctx, rows.idsSQL).Scan(&first, &last); err != nil {
+			return p, fmt.Errorf("purge %s: %w", rows.what, err)
+		}
 		// Where a row spoils the statement, fewer are read, in the end that one alone, which is passed over.
 		after, most := new(int64(0)), purgeBatch
 		for after != nil {
@@ -70,8 +86,12 @@ func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err e
 			}
 			after, most = next, min(2*most, purgeBatch)
 			*rows.removed += removed
+			if first != nil && after != nil {
+				tell(rows.what, *after-*first+1, *last-*first+1)
+			}
 		}
 	}
+	tell("history", 0, 0)
 	for _, sql := range []string{purgeLimitHistorySQL, purgeQueueHistorySQL} {
 		if _, err = pool.Exec(ctx, sql, max(0, cmp.Or(keep.History, 7*day))); err != nil {
 			return p, fmt.Errorf("remove the history: %w", err)
@@ -81,6 +101,7 @@ func Purge(ctx context.Context, pool schema.DB, keep Retention) (p Purged, err e
 		return p, fmt.Errorf("remove versions of limits: %w", err)
 	}
 	for removed := int64(purgeBatch); removed == purgeBatch; p.Results += removed {
+		tell("answers", p.Results, 0)
 		tag, err := pool.Exec(ctx, purgeResultsSQL, purgeBatch)
 		if err != nil {
 			return p, fmt.Errorf("purge answers: %w", err)
@@ -191,7 +212,10 @@ WITH seen AS MATERIALIZED (
 SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
-func Vacuum(ctx context.Context, pool schema.DB) error {
+func Vacuum(ctx context.Context, pool schema.DB) error { return VacuumAndTell(ctx, pool, nobody) }
+
+// VacuumAndTell is Vacuum, and tells which table it vacuums, and how many it has.
+func VacuumAndTell(ctx context.Context, pool schema.DB, tell Progress) error {
 	rows, _ := pool.Query(ctx, fmt.Sprintf(vacuumForbiddenSQL, strings.Join(busyTables, "'), ('")))
 	forbidden, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -201,7 +225,7 @@ func Vacuum(ctx context.Context, pool schema.DB) error {
 		return fmt.Errorf("this role may not vacuum %s: vacuum as their owner, or, from Postgres 17 on, grant it MAINTAIN "+
 			"(`callq migrate roles`)", strings.Join(forbidden, ", "))
 	}
-	return vacuum(ctx, pool, "VACUUM (ANALYZE)", busyTables)
+	return vacuum(ctx, pool, "VACUUM (ANALYZE)", busyTables, tell)
 }
 
 // busyTables are those that calls go through, as SQL names them.
@@ -223,8 +247,10 @@ const mayVacuumSQL = `(
     OR CASE WHEN current_setting('server_version_num')::integer >= 170000
        THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END)`
 
-func vacuum(ctx context.Context, db ledger.DB, statement string, tables []string) error {
-	for _, table := range tables {
+func vacuum(ctx context.Context, db ledger.DB, statement string, tables []string, tell Progress) error {
+	for i, table := range tables {
+		_, name, _ := strings.Cut(table, ".")
+		tell(name, int64(i), int64(len(tables)))
 		if _, err := db.Exec(ctx, statement+" "+table); err != nil {
 			return fmt.Errorf("%s %s: %w", statement, table, err)
 		}
@@ -234,7 +260,7 @@ func vacuum(ctx context.Context, db ledger.DB, statement string, tables []string
 
 // VacuumFull rewrites tables one after the other, and so returns their unused space to the disk. Postgres locks each table
 // against everything meanwhile. VacuumFull waits at most 5 seconds for a lock, because everything behind it waits too.
-func VacuumFull(ctx context.Context, pool schema.DB, tables []string) error {
+func VacuumFull(ctx context.Context, pool schema.DB, tables []string, tell Progress) error {
 	pooled, err := schema.Acquire(ctx, pool)
 	if err != nil {
 		return fmt.Errorf("vacuum: %w", err)
@@ -244,12 +270,12 @@ func VacuumFull(ctx context.Context, pool schema.DB, tables []string) error {
 	if _, err := conn.Exec(ctx, "SET lock_timeout = '5s'"); err != nil {
 		return fmt.Errorf("vacuum: %w", err)
 	}
-	return vacuum(ctx, conn, "VACUUM (FULL, ANALYZE)", tables)
+	return vacuum(ctx, conn, "VACUUM (FULL, ANALYZE)", tables, tell)
 }
 
 // Analyze has Postgres collect new statistics on the tables that calls go through.
-func Analyze(ctx context.Context, pool schema.DB) error {
-	return vacuum(ctx, pool, "ANALYZE", busyTables)
+func Analyze(ctx context.Context, pool schema.DB, tell Progress) error {
+	return vacuum(ctx, pool, "ANALYZE", busyTables, tell)
 }
 
 // VacuumNeeded vacuums the tables that need it before autovacuum, which checks once a minute:
@@ -260,7 +286,7 @@ func VacuumNeeded(ctx context.Context, pool schema.DB) error {
 	if err != nil {
 		return fmt.Errorf("see what needs a vacuum: %w", err)
 	}
-	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED, ANALYZE)", tables)
+	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED, ANALYZE)", tables, nobody)
 }
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old

@@ -12,6 +12,7 @@ import (
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/schema"
+	"github.com/callq/callq/internal/words"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -233,7 +234,7 @@ func (a *application) record(ctx context.Context) error {
 			return err
 		}
 		if n > 0 {
-			a.changes = append(a.changes, fmt.Sprintf("%d unstarted attempts recalled", n))
+			a.changes = append(a.changes, words.Count(int64(n), "unstarted attempt")+" recalled")
 		}
 	}
 	if err := backlog.WakeAll(ctx, a.tx, a.wake); err != nil {

@@ -20,6 +20,9 @@ func Count(n int64, noun string) string {
 	return Number(n) + " " + noun
 }
 
+// Of writes so many of a number of something: 1 of 2 calls.
+func Of(n, all int64, noun string) string { return Number(n) + " of " + Count(all, noun) }
+
 // Verb is the form of a verb for so many.
 func Verb(n int64, one, more string) string {
 	if n == 1 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
+	"github.com/callq/callq/internal/words"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -69,7 +70,17 @@ func (a *attempt) reported() int64 {
 // readAttempts reads each attempt once, in the order of the starts. It checks the attempt against what was in force
 // when it was claimed, and adds it to the windows that it started in.
 func (v *verifier) readAttempts(ctx context.Context) error {
-	if err := v.eachAttempt(ctx, v.checkAttempt); err != nil {
+	about, err := v.aboutAttempts(ctx)
+	if err != nil {
+		return err
+	}
+	read := int64(0)
+	if err := v.eachAttempt(ctx, func(a *attempt) {
+		v.checkAttempt(a)
+		if read++; read%1000 == 0 {
+			v.progress("attempts", read, about)
+		}
+	}); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.versions)) {
@@ -82,6 +93,15 @@ func (v *verifier) readAttempts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// aboutAttempts is about how many attempts there are to read, as Postgres's statistics have it: to count them would take as
+// long as to read them. 0: not known.
+func (v *verifier) aboutAttempts(ctx context.Context) (n int64, err error) {
+	if v.since == nil {
+		err = v.tx.QueryRow(ctx, `SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'public.call_attempts'::regclass`).Scan(&n)
+	}
+	return n, err
 }
 
 func (v *verifier) eachAttempt(ctx context.Context, do func(*attempt)) error {
@@ -189,7 +209,7 @@ func (v *verifier) checkCost(a *attempt, c charge, h history) {
 	byCalls := claimed == 1 && slices.ContainsFunc(h, func(r version) bool { return !r.CountCost })
 	asClaimed := c.Cost == claimed && (a.Settled == nil || byCalls)
 	if asSettled := a.Settled != nil && byCost && c.Cost == *a.Settled; !asClaimed && !asSettled {
-		v.breaks(a, costRule, c.Limit, "%d units were charged, %d claimed, and a cost of %d reported", c.Cost, claimed, a.reported())
+		v.breaks(a, costRule, c.Limit, "%s charged, %d claimed, and a cost of %d reported", words.Count(c.Cost, "unit"), claimed, a.reported())
 	}
 }
 

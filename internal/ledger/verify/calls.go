@@ -92,14 +92,14 @@ SELECT f.rule, b.call_id, b.attempt, f.detail
 FROM (
     SELECT q.id AS call_id, q.attempts AS attempt, ARRAY[
         CASE WHEN q.attempts <> coalesce(k.n, 0) OR k.first <> 1 OR k.last <> q.attempts THEN
-            format('the call counts %s attempts, and %s are known', q.attempts, coalesce(k.n, 0))
+            format('attempts that the call counts: %s; that are known: %s', q.attempts, coalesce(k.n, 0))
                 || coalesce(' (' || k.first || ' to ' || k.last || ')', '')
         WHEN EXISTS (SELECT FROM public.call_attempts f WHERE f.call_id = q.id AND f.attempt < 1 AND f.claimed_at > q.created_at)
             AND NOT EXISTS (SELECT FROM callq.call_clock_gains WHERE by < '0') THEN
             'an attempt of it is numbered as one of a former call: its attempts were set back by hand, and it was made again'
         END,
         CASE WHEN q.failed_count <> coalesce(k.failed, 0) THEN
-            format('failed_count is %s, and %s attempts failed', q.failed_count, coalesce(k.failed, 0))
+            format('failed_count is %s, and attempts that failed: %s', q.failed_count, coalesce(k.failed, 0))
         END,
         CASE WHEN q.retried_after NOT BETWEEN 0 AND q.attempts THEN
             format('it was retried after attempt %s of %s', q.retried_after, q.attempts)
@@ -192,7 +192,7 @@ WITH l AS (
     SELECT l.name, u.used, u.key, 0 FROM callq.call_usage u JOIN l ON l.name = u.limit_name AND u.bucket > l."from"
 )
 SELECT 'the usage of a limit is what its attempts were charged' AS rule, name AS "limit",
-    format('usage of the last window is %s, and %s units were charged', t.used, t.charged)
+    format('usage of the last window is %s, and the charges are %s', t.used, t.charged)
         || CASE WHEN t.key <> '' THEN ' to key ' || t.key ELSE '' END AS detail
 FROM (SELECT name, key, sum(used) AS used, sum(charged) AS charged FROM units GROUP BY 1, 2) t
 JOIN l USING (name)

@@ -24,6 +24,9 @@ type Options struct {
 	// Since leaves out attempts that ended before it, windows in which none started since then, and calls that
 	// ended before it. Zero: verify everything.
 	Since time.Time
+	// Progress is told each step, how many rows of it are done, and about how many there are, 0 where that is not known. Nil:
+	// nobody asks.
+	Progress func(step string, done, of int64)
 }
 
 // Report is the result of Run.
@@ -75,10 +78,24 @@ func Run(ctx context.Context, pool schema.DB, o Options) (report *Report, err er
 // RunTx is Run in the caller's transaction, whose own changes it sees.
 func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 	v := newVerifier(tx, o.Since)
-	for _, step := range []func(context.Context) error{
-		v.begin, v.readPolicy, v.readAttempts, v.readShares, v.checkUsage, v.checkVersions, v.checkCalls, v.restsOn,
+	if o.Progress != nil {
+		v.progress = o.Progress
+	}
+	for _, step := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"count", v.begin},
+		{"limits", v.readPolicy},
+		{"attempts", v.readAttempts},
+		{"shares", v.readShares},
+		{"usage", v.checkUsage},
+		{"limits", v.checkVersions},
+		{"calls", v.checkCalls},
+		{"summary", v.restsOn},
 	} {
-		if err := step(ctx); err != nil {
+		v.progress(step.name, 0, 0)
+		if err := step.run(ctx); err != nil {
 			return nil, fmt.Errorf("verify: %w", err)
 		}
 	}
@@ -89,6 +106,7 @@ func RunTx(ctx context.Context, tx pgx.Tx, o Options) (*Report, error) {
 type verifier struct {
 	tx         pgx.Tx
 	report     *Report
+	progress   func(step string, done, of int64)
 	now        time.Time         // by Postgres's clock
 	since      *time.Time        // nil: everything
 	countsFrom *time.Time        // no window since then counts what arrived before; nil: all windows count
@@ -106,6 +124,7 @@ type verifier struct {
 func newVerifier(tx pgx.Tx, since time.Time) *verifier {
 	v := &verifier{
 		tx: tx, report: &Report{Findings: []Violation{}, Limits: []LimitUse{}, Shares: []ShareUse{}}, counts: map[[2]string]int{},
+		progress: func(string, int64, int64) {},
 		versions: map[string]history{}, limits: map[string][]string{}, windows: map[string]*windows{}, arrivals: newArrivals(),
 	}
 	if !since.IsZero() {
