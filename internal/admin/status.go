@@ -242,7 +242,7 @@ func (s *Status) Problems() []Finding {
 			"give them the same http_task, or Config.HTTP, and send each SIGHUP, or restart those with the old one",
 			"live workers differ on %s: a call goes where any of them may send it, and back unsent from one that may not", difference)
 	}
-	if v := s.Verified; v != nil && v.Problems > 0 {
+	if v := s.Verified; v != nil && v.Problems > 0 && s.At.Sub(v.At) < verifiedFor {
 		list.problem("verify", "callq verify", "the scheduled verify of %s found %s: a limit may have been exceeded, or the ledger changed by hand",
 			Instant(&v.At), words.Count(v.Problems, "problem"))
 	}
@@ -258,6 +258,10 @@ func (s *Status) Problems() []Finding {
 	}
 	return list
 }
+
+// verifiedFor is for how long what a scheduled verify found is told. It is longer than most schedules; one that was turned off has no
+// later run, which could find nothing.
+const verifiedFor = 8 * 24 * time.Hour
 
 // addWaiting adds what waits for no worker, most calls first: tasks without a worker, and queues that are not in force.
 // Calls that are not yet due count too, so that you notice before they are.

@@ -59,6 +59,7 @@ func TestVerdict(t *testing.T) {
 			func(s *Status) { s.Verified = &Verified{At: now, Problems: 1} }, Problem, "1 problem; nothing waits",
 			[]string{"the scheduled verify of 2026-11-28 12:00:00Z found 1 problem: a limit may have been exceeded, or the ledger changed by hand: callq verify"},
 		},
+		"that is long ago": {func(s *Status) { s.Verified = &Verified{At: now.Add(-9 * 24 * time.Hour), Problems: 1} }, OK, "All is well; nothing waits", nil},
 		"what came just now": {
 			func(s *Status) { s.Queues[0].Due, s.trends = 700, []trend{{"mail", 100, now.Add(-2 * time.Minute)}} },
 			OK, "All is well; 700 calls wait", nil,
