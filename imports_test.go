@@ -23,6 +23,7 @@ const (
 	pgx        = "github.com/jackc/pgx/v5"
 	prometheus = "github.com/prometheus/client_golang"
 	redis      = "github.com/redis/go-redis/v9"
+	sync       = "golang.org/x/sync/errgroup"
 	sys        = "golang.org/x/sys"
 	text       = "golang.org/x/text"
 	yaml       = "go.yaml.in/yaml"
@@ -109,7 +110,7 @@ func TestImports(t *testing.T) {
 			modules: []string{pgx},
 		},
 		{name: "internal/access", modules: []string{bcrypt}},
-		{name: "internal/console", ours: []string{"callqueue", "internal/access", "internal/actions", "internal/admin", "internal/schema", "internal/words"}, modules: []string{pgx}},
+		{name: "internal/console", ours: []string{"callqueue", "internal/access", "internal/actions", "internal/admin", "internal/schema", "internal/words"}, modules: []string{pgx, sync}},
 		{name: "internal/handoff", ours: []string{"internal/limit"}, modules: []string{asynq, pgx, redis}},
 		{name: "migrations", ours: []string{"internal/schema"}, modules: []string{goose, pgx}},
 		{name: "internal/local", modules: []string{miniredis, pgx, redis}},

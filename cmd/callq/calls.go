@@ -145,7 +145,7 @@ func callsErrorsCommand(a *app) *cobra.Command {
 			"and ids, … for what is quoted. It groups the newest 100,000.",
 		Example: "  callq calls errors\n  callq calls list --status failed --task http --code 402",
 		RunE: a.query(func(ctx context.Context, db *database, _ []string) error {
-			groups, err := admin.ReadErrors(ctx, db.DB, filter)
+			groups, err := admin.ReadErrors(ctx, db.DB, filter, 100_000)
 			return table[admin.ErrorGroup]{"QUEUE,TASK,CODE,ERROR,CALLS,LAST FAILED AT,EXAMPLE", func(g admin.ErrorGroup) []any {
 				return []any{short(g.Queue), short(g.Task), g.Code, short(g.Shape), g.Calls, g.Last, g.Example}
 			}}.show(a, groups, err)

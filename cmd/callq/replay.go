@@ -27,7 +27,7 @@ func limitsReplayCommand(a *app) *cobra.Command {
 			if rate == "" {
 				return errors.New("say under which rate: --rate 200/1m, or --rate 20 of a concurrency")
 			}
-			replay, err := admin.ReadReplayText(ctx, db, args[0], rate, back)
+			replay, err := admin.ReadReplayText(ctx, db, args[0], rate, back, 100_000)
 			switch {
 			case err != nil:
 				return err

@@ -94,6 +94,7 @@ FROM (
     FROM public.call_attempts a
     CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, key text, cost bigint, "until" timestamptz)
     WHERE a.finished_at >= $2 AND a.started_at >= $2 AND c."limit" = $1 AND (NOT $4 OR c.key = $3)
+      AND a.queue IN (SELECT unnest(queues) FROM callq.call_limits WHERE name = $1) -- of others the charges need not be read
     UNION ALL
     SELECT o.started_at, NULL, u.cost, false
     FROM callq.call_open o

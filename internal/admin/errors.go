@@ -19,12 +19,9 @@ type ErrorGroup struct {
 	Example int64     `json:"example" db:"example"` // the id of the last
 }
 
-// mostGrouped is how many of the newest failed calls are put into groups.
-const mostGrouped = 100_000
-
-// ReadErrors puts the newest 100,000 failed calls, of those that the filter's queue and task name, into groups: the largest come first.
-func ReadErrors(ctx context.Context, db ledger.DB, f Filter) ([]ErrorGroup, error) {
-	return Collect[ErrorGroup](ctx, db, "group failed calls", errorsSQL, mostGrouped, f.Queue, f.Task)
+// ReadErrors puts the newest failed calls, of those that the filter's queue and task name, into groups: the largest come first.
+func ReadErrors(ctx context.Context, db ledger.DB, f Filter, newest int) ([]ErrorGroup, error) {
+	return Collect[ErrorGroup](ctx, db, "group failed calls", errorsSQL, newest, f.Queue, f.Task)
 }
 
 // shapeSQL is the shape of an error_message.

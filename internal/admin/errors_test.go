@@ -17,7 +17,7 @@ func TestErrorGroups(t *testing.T) {
 		WHERE i <= CASE q WHEN 'mail' THEN 4 ELSE 10 END`)
 	exec(t, pool, `INSERT INTO call_attempts (call_id, attempt, code, cost, claimed_at, finished_at, outcome, queue, task, key, charged)
 		SELECT id, 1, CASE WHEN error_message LIKE 'no%' THEN 402 END, 1, now(), now(), 'permanent', queue, 'http', '', '[]' FROM call_queue`)
-	groups, err := ReadErrors(t.Context(), pool, Filter{})
+	groups, err := ReadErrors(t.Context(), pool, Filter{}, 100)
 	if err != nil || len(groups) != 3 {
 		t.Fatalf("%+v, %v", groups, err)
 	}
@@ -34,7 +34,7 @@ func TestErrorGroups(t *testing.T) {
 			t.Errorf("%+v is not among %+v", want, groups)
 		}
 	}
-	if groups, err := ReadErrors(t.Context(), pool, Filter{Queue: "mail"}); err != nil || len(groups) != 1 {
+	if groups, err := ReadErrors(t.Context(), pool, Filter{Queue: "mail"}, 100); err != nil || len(groups) != 1 {
 		t.Errorf("%+v, %v", groups, err)
 	}
 }

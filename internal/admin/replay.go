@@ -50,11 +50,11 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN a.attempt > 1 THEN a.claimed_at WHEN q.attempts > 1 THEN q.created_at ELSE greatest(q.run_at, q.created_at) END AS due_at
 ) d
 WHERE a.finished_at >= $2 AND c."limit" = $1 AND a.started_at IS NOT NULL AND d.due_at BETWEEN $2 AND a.started_at
-ORDER BY due_at
-LIMIT 100000`
+ORDER BY due_at DESC
+LIMIT $3`
 
 // ReadReplayText is ReadReplay under a rate as `limits set` takes it.
-func ReadReplayText(ctx context.Context, pool Pool, name, text string, since time.Duration) (*Replay, error) {
+func ReadReplayText(ctx context.Context, pool Pool, name, text string, since time.Duration, newest int) (*Replay, error) {
 	given, err := limit.ParseSetting(text)
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func ReadReplayText(ctx context.Context, pool Pool, name, text string, since tim
 	if err != nil {
 		return nil, err
 	}
-	return ReadReplay(ctx, pool, name, rate, since)
+	return ReadReplay(ctx, pool, name, rate, since, newest)
 }
 
 // rateSet is the rate that `limits set` would put in force.
@@ -79,9 +79,9 @@ func (l Limit) rateSet(given limit.Rate) (limit.Rate, error) {
 	return limit.Rate{Units: l.Units, Window: l.Window, Shape: l.Shape}.Set(given)
 }
 
-// ReadReplay replays the first 100,000 requests of a limit that could be made since then, and ended, under its own rate and another; nil: there is no such
-// limit.
-func ReadReplay(ctx context.Context, pool Pool, name string, rate limit.Rate, since time.Duration) (*Replay, error) {
+// ReadReplay replays the newest requests of a limit that could be made since then, and ended, under its own rate and another; nil: there is
+// no such limit.
+func ReadReplay(ctx context.Context, pool Pool, name string, rate limit.Rate, since time.Duration, newest int) (*Replay, error) {
 	return snapshot(ctx, pool, func(r *reader) *Replay {
 		limits := r.limits([]string{name}, nil)
 		if len(limits) == 0 {
@@ -89,7 +89,11 @@ func ReadReplay(ctx context.Context, pool Pool, name string, rate limit.Rate, si
 		}
 		l := limits[0]
 		begin := r.now.Add(-since)
-		past := list[pastRequest](r, "read the limit's requests", pastRequestsSQL, name, begin)
+		past := list[pastRequest](r, "read the limit's requests", pastRequestsSQL, name, begin, newest)
+		slices.Reverse(past)
+		if len(past) == newest {
+			begin = past[0].Due
+		}
 		replay := &Replay{Limit: name, Since: begin, Requests: int64(len(past))}
 		if len(past) == 0 {
 			return replay

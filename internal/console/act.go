@@ -129,7 +129,7 @@ func (p *pages) form(ctx context.Context, name string, a act, on url.Values, wro
 	}
 	if name == "limits/set" {
 		b.Rate = new(cmp.Or(on.Get("rate"), on.Get("try")))
-		b.Replay, err = p.replay(ctx, b.On, on.Get("try"), cmp.Or(on.Get("over"), "24h"))
+		b.Replay, err = p.replay(ctx, b.On, on.Get("try"), cmp.Or(on.Get("over"), "1h"))
 	}
 	if e, ok := errors.AsType[*actions.Error](err); ok {
 		return refused(statusOf(e), "%s.", e.Text), nil
@@ -174,7 +174,7 @@ func (p *pages) replay(ctx context.Context, name, rate, since string) (*replayBo
 	}
 	back, err := words.ParseDuration(since)
 	if err == nil {
-		b.Replay, err = admin.ReadReplayText(ctx, p.Pool, name, rate, back)
+		b.Replay, err = admin.ReadReplayText(ctx, p.Pool, name, rate, back, mostReplayed)
 	}
 	if err != nil {
 		b.Wrong = err.Error()
@@ -227,7 +227,8 @@ func request(form url.Values) (r actions.Request, err error) {
 }
 
 const (
-	mostForm = 1 << 20 // bytes
+	mostForm     = 1 << 20 // bytes
+	mostReplayed = 10_000  // requests; it takes some tenths of a second
 	// actWithin is how long an answer waits for an action. A bulk that takes longer goes on, and the audit has its end.
 	actWithin = 3 * time.Second
 )

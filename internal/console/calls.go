@@ -19,6 +19,7 @@ import (
 const (
 	perPage     = 100
 	mostCounted = 10_000 // calls; it takes some hundredths of a second
+	mostGrouped = 5_000  // dead letters; likewise
 )
 
 // callsBody is a list of calls, newest first.
@@ -30,6 +31,7 @@ type callsBody struct {
 	Fit           string             // how many fit, and how exact that is
 	Newest, Older string             // addresses of other pages; empty: there is none
 	Groups        []admin.ErrorGroup // of all dead letters of the queue and task, on their first page
+	Grouped       int64              // how many dead letters they have
 	Bulk          []string           // what may be done to all that fit: retry, cancel, delete, run
 	pairs         []string           // the search, as pairs of a field of a form and its value
 }
@@ -85,8 +87,11 @@ func (p *pages) calls(ctx context.Context, r *http.Request) (*page, error) {
 	if len(f.Statuses) == 1 && f.Statuses[0] == callqueue.StatusFailed {
 		shown.Title = "Dead letters"
 		if f.Before == 0 && f.Codes == nil && f.Key == nil && f.Error == "" && f.Since == nil && f.Limit == "" && f.Shape == nil {
-			if b.Groups, err = admin.ReadErrors(ctx, p.Pool, f); err != nil {
+			if b.Groups, err = admin.ReadErrors(ctx, p.Pool, f, mostGrouped); err != nil {
 				return nil, err
+			}
+			for _, g := range b.Groups {
+				b.Grouped += g.Calls
 			}
 		}
 	}
@@ -124,6 +129,9 @@ func filterPairs(f admin.Filter) []string {
 	}
 	return pairs
 }
+
+// Some reports whether there are more dead letters than the groups have.
+func (b callsBody) Some() bool { return b.Grouped >= mostGrouped }
 
 // fit says how many calls fit a filter. It counts up to a bound.
 func (p *pages) fit(ctx context.Context, f admin.Filter, listed int) (string, error) {

@@ -5,7 +5,10 @@ import (
 	"net/http"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/callq/callq/internal/admin"
+	"github.com/callq/callq/internal/schema"
 )
 
 // statusBody is the status with the last hour of what limits and queues did.
@@ -105,6 +108,30 @@ type limitBody struct {
 	Full         []admin.FullKey
 }
 
+// read reads what the limit did, and its keys. key is whose requests are drawn; nil: the fullest key's.
+func (b *limitBody) read(ctx context.Context, pool schema.DB, key *string) error {
+	_, recent, err := admin.ReadLimitHistory(ctx, pool, b.Name, plotBack)
+	if err != nil {
+		return err
+	}
+	b.Hour = limitPlot(recent, b.Limit)
+	for _, m := range recent.Limits[b.Name] {
+		b.Refused += m.Refused
+	}
+	door, err := admin.ReadDoor(ctx, pool, b.Name, key)
+	if err != nil {
+		return err
+	}
+	if door != nil {
+		b.Key = door.Key
+		b.Door, b.Narrow = doorPicture(door, 1180, 260), doorPicture(door, 345, 220)
+	}
+	if b.Waiting, err = admin.ReadKeys(ctx, pool, b.Name, 20); err == nil {
+		b.Full, err = admin.ReadFullKeys(ctx, pool, b.Limit, 20)
+	}
+	return err
+}
+
 // Card is the limit as a card has it.
 func (b limitBody) Card() limitCard { return limitCard{Limit: b.Limit} }
 
@@ -118,37 +145,20 @@ func (p *pages) limit(ctx context.Context, r *http.Request) (*page, error) {
 		return refused(http.StatusNotFound, "There is no limit of this name. It was never published, or has been taken away."), nil
 	}
 	b := limitBody{LimitDetails: details}
-	forecasts, err := admin.ReadForecasts(ctx, p.Pool, []string{name})
-	if err != nil {
-		return nil, err
-	}
-	if len(forecasts) > 0 {
-		b.Forecast = forecasts[0]
-	}
-	_, recent, err := admin.ReadLimitHistory(ctx, p.Pool, name, plotBack)
-	if err != nil {
-		return nil, err
-	}
-	b.Hour = limitPlot(recent, details.Limit)
-	for _, m := range recent.Limits[name] {
-		b.Refused += m.Refused
-	}
 	var key *string
 	if asked := r.URL.Query(); details.PerKey && asked.Has("key") {
 		key = new(asked.Get("key"))
 	}
-	door, err := admin.ReadDoor(ctx, p.Pool, name, key)
-	if err != nil {
-		return nil, err
-	}
-	if door != nil {
-		b.Key = door.Key
-		b.Door, b.Narrow = doorPicture(door, 1180, 260), doorPicture(door, 345, 220)
-	}
-	if b.Waiting, err = admin.ReadKeys(ctx, p.Pool, name, 20); err != nil {
-		return nil, err
-	}
-	if b.Full, err = admin.ReadFullKeys(ctx, p.Pool, details.Limit, 20); err != nil {
+	both, ctx := errgroup.WithContext(ctx) // the forecast takes about as long as all else
+	both.Go(func() error {
+		forecasts, err := admin.ReadForecasts(ctx, p.Pool, []string{name})
+		if len(forecasts) > 0 {
+			b.Forecast = forecasts[0]
+		}
+		return err
+	})
+	both.Go(func() error { return b.read(ctx, p.Pool, key) })
+	if err := both.Wait(); err != nil {
 		return nil, err
 	}
 	return &page{Template: "limit", Title: "Limit " + admin.Short(name), Live: "yes", Body: b}, nil
