@@ -56,6 +56,7 @@ func (c limitCard) Class() string {
 type queueRow struct {
 	admin.Queue
 	Waited string // 95 of 100 first attempts began within this time; empty: none did of late
+	Ran    string // 95 of 100 attempts ended within this time; likewise
 	Hour   plot
 }
 
@@ -84,7 +85,7 @@ func (p *pages) overview(ctx context.Context, template, title string) (*page, er
 	b, due := statusBody{Status: s}, map[string]int64{}
 	for _, q := range s.Queues {
 		due[q.Name] = q.Due
-		b.Queues = append(b.Queues, queueRow{q, waited(recent.Queues[q.Name]), queuePlot(recent, q.Name)})
+		b.Queues = append(b.Queues, newQueueRow(q, recent))
 	}
 	for _, l := range s.Limits {
 		card := limitCard{Limit: l, Hour: limitPlot(recent, l)}
@@ -174,5 +175,24 @@ func (p *pages) queue(ctx context.Context, r *http.Request) (*page, error) {
 		return refused(http.StatusNotFound, "There is no queue of this name: it is not in the configuration in force, "+
 			"and no call waits in it. Calls of it that have ended are in the list of calls."), nil
 	}
-	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Live: "yes", Body: details}, nil
+	recent, err := p.recent.read(ctx, p.Pool)
+	if err != nil {
+		return nil, err
+	}
+	b := queueBody{details, newQueueRow(details.Queue, recent)}
+	return &page{Template: "queue", Title: "Queue " + admin.Short(name), Live: "yes", Body: b}, nil
+}
+
+// queueBody is the page of a queue.
+type queueBody struct {
+	*admin.QueueDetails
+	Row queueRow
+}
+
+func newQueueRow(q admin.Queue, recent *admin.Recent) queueRow {
+	minutes := recent.Queues[q.Name]
+	return queueRow{
+		q, latest(minutes, func(m admin.QueueMinute) *float64 { return m.WaitP95 }),
+		latest(minutes, func(m admin.QueueMinute) *float64 { return m.RunP95 }), queuePlot(recent, q.Name),
+	}
 }

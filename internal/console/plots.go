@@ -23,8 +23,9 @@ type plot struct {
 	Label  string // what it shows, for who cannot see it
 	Area   string // the corners of what lies below the first line
 	Lines  []plotLine
-	Most   string // where the bound lies, from the top; empty: there is none
-	Nobody bool   // there is nothing to draw
+	Most   string   // where the bound lies, from the top; empty: there is none
+	Shut   []string // where the minutes begin in which a limit was closed for a while
+	Nobody bool     // there is nothing to draw
 }
 
 type plotLine struct{ Class, Points string }
@@ -82,8 +83,17 @@ func limitPlot(h *admin.Recent, l admin.Limit) plot {
 	if l.Window > time.Minute || l.PerKey { // of one per key, all keys' use is drawn
 		bound, label = 0, "used a minute, at most "+words.Number(most)
 	}
-	return newPlot(label, bound, curve{"use", columns(h, minutes, func(m admin.LimitMinute) time.Time { return m.Minute },
-		func(m admin.LimitMinute) float64 { return float64(m.Used) })})
+	at := func(m admin.LimitMinute) time.Time { return m.Minute }
+	p := newPlot(label, bound, curve{"use", columns(h, minutes, at, func(m admin.LimitMinute) float64 { return float64(m.Used) })})
+	for x, closed := range columns(h, minutes, at, func(m admin.LimitMinute) float64 { return float64(len(m.Closed)) }) {
+		if closed > 0 {
+			p.Shut, p.Nobody = append(p.Shut, fmt.Sprintf("%.1f", float64(x)*plotWidth/plotColumns)), false
+		}
+	}
+	if len(p.Shut) > 0 {
+		p.Label += fmt.Sprintf("; closed for a while in %s", words.Count(int64(len(p.Shut)), "minute"))
+	}
+	return p
 }
 
 // queuePlot draws how many calls a minute ended and started, beside how many were due.
@@ -100,11 +110,11 @@ func columns[T any](h *admin.Recent, minutes []T, at func(T) time.Time, of func(
 	return admin.Columns(h, minutes, plotColumns, at, of)
 }
 
-// waited is the 95th percentile of waits in the newest minute that has one; empty: none has.
-func waited(minutes []admin.QueueMinute) string {
+// latest is a time in the newest minute that has one; empty: none has.
+func latest(minutes []admin.QueueMinute, of func(admin.QueueMinute) *float64) string {
 	for _, m := range slices.Backward(minutes) {
-		if m.WaitP95 != nil {
-			return admin.About(time.Duration(*m.WaitP95 * float64(time.Millisecond)))
+		if ms := of(m); ms != nil {
+			return admin.About(time.Duration(*ms * float64(time.Millisecond)))
 		}
 	}
 	return ""
