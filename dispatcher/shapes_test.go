@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/ledger"
+	"github.com/callq/callq/internal/ledger/verify"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )

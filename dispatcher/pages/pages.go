@@ -60,7 +60,7 @@ func New(cfg Config) (http.Handler, error) {
 		cfg.Timeout = 5 * time.Second
 	}
 	if cfg.Logger == nil {
-		cfg.Logger = slog.Default() //nolint:sloglint // an application's own
+		cfg.Logger = slog.Default()
 	}
 	names := schema.Names{Own: cfg.Schema, Tables: cfg.TableSchema}
 	if err := names.Check(); err != nil {

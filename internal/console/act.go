@@ -116,10 +116,10 @@ func (p *pages) form(ctx context.Context, name string, a act, on url.Values, wro
 	}
 	var err error
 	noun, verbName, _ := strings.Cut(name, "/")
-	switch {
-	case noun == "calls":
+	switch noun {
+	case "calls":
 		err = p.formOfCalls(ctx, &b, verbName, on, hide)
-	case noun == "queues":
+	case "queues":
 		b.On = on.Get("queue")
 	default:
 		b.On = on.Get("limit")
@@ -129,7 +129,7 @@ func (p *pages) form(ctx context.Context, name string, a act, on url.Values, wro
 	}
 	if name == "limits/set" {
 		b.Rate = new(cmp.Or(on.Get("rate"), on.Get("try")))
-		b.Replay, err = p.replay(ctx, b.On, on.Get("try"), cmp.Or(on.Get("over"), "1h"))
+		b.Replay = p.replay(ctx, b.On, on.Get("try"), cmp.Or(on.Get("over"), "1h"))
 	}
 	if e, ok := errors.AsType[*actions.Error](err); ok {
 		return refused(statusOf(e), "%s.", e.Text), nil
@@ -167,10 +167,10 @@ func (p *pages) formOfCalls(ctx context.Context, b *formBody, verbName string, o
 }
 
 // replay tells how a limit's requests would have fared under a rate; "": it only asks which.
-func (p *pages) replay(ctx context.Context, name, rate, since string) (*replayBody, error) {
+func (p *pages) replay(ctx context.Context, name, rate, since string) *replayBody {
 	b := &replayBody{Rate: rate, Since: since, Address: p.Prefix + "/do/limits/set", Limit: name}
 	if rate == "" {
-		return b, nil
+		return b
 	}
 	back, err := words.ParseDuration(since)
 	if err == nil {
@@ -179,7 +179,7 @@ func (p *pages) replay(ctx context.Context, name, rate, since string) (*replayBo
 	if err != nil {
 		b.Wrong = err.Error()
 	}
-	return b, nil
+	return b
 }
 
 // local is an address of these pages; others lead to the first.

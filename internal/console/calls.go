@@ -42,8 +42,13 @@ func (b callsBody) Pairs() []string { return b.pairs }
 // What people look for first.
 func (callsBody) Presets() []struct{ Name, Search string } {
 	return []struct{ Name, Search string }{
-		{"all", ""}, {"waiting", "status:waiting"}, {"dispatched", "status:dispatched"}, {"to be retried", "status:error"},
-		{"dead letters", "status:failed"}, {"done", "status:done"}, {"cancelled", "status:cancelled"},
+		{"all", ""},
+		{"waiting", "status:waiting"},
+		{"dispatched", "status:dispatched"},
+		{"to be retried", "status:error"},
+		{"dead letters", "status:failed"},
+		{"done", "status:done"},
+		{"cancelled", "status:cancelled"},
 	}
 }
 

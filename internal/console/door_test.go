@@ -34,8 +34,10 @@ func TestRolling(t *testing.T) {
 	if p := doorPicture(&admin.Door{Now: now, Since: at(-40), Until: at(10)}, 390, 200); !p.Nobody {
 		t.Errorf("nothing was sent: %+v", p)
 	}
-	refused := &admin.Door{Now: now, Since: at(-40), Until: at(10), Most: 2, Arrivals: []admin.Arrival{{At: at(-5), Units: 1, Refused: true}},
-		Closed: []admin.Closing{{From: at(-5), Until: new(at(3)), Reason: "429"}}}
+	refused := &admin.Door{
+		Now: now, Since: at(-40), Until: at(10), Most: 2, Arrivals: []admin.Arrival{{At: at(-5), Units: 1, Refused: true}},
+		Closed: []admin.Closing{{From: at(-5), Until: new(at(3)), Reason: "429"}},
+	}
 	if p := doorPicture(refused, 390, 200); p.Ticks != "" || strings.Count(p.Refusals, "M") != 1 || len(p.Shut) != 1 || p.Shut[0].Text != "429" {
 		t.Errorf("a refusal: %+v", p)
 	}

@@ -40,6 +40,8 @@ const (
 	liveShare  = 0.02
 	liveLatest = 5 * time.Second
 	mostFeeds  = 200
+	// liveFor is when a browser has to come in anew: somebody may have lost their login.
+	liveFor = 10 * time.Minute
 )
 
 func newLive(p *pages) *live { return &live{pages: p, feeds: map[feedKey]*feed{}} }
@@ -63,10 +65,13 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	idle := time.NewTicker(20 * time.Second)
 	defer idle.Stop()
+	over := time.After(liveFor)
 	for {
 		var event bytes.Buffer
 		select {
 		case <-r.Context().Done():
+			return
+		case <-over:
 			return
 		case <-idle.C: // so that a client that is gone is noticed, and proxies keep the connection
 			event.WriteString(": here\n\n")
@@ -142,7 +147,7 @@ func (l *live) run(ctx context.Context, uri string, f *feed) {
 
 // read renders a page, and returns what its main element holds; nil: it cannot be read now.
 func (l *live) read(ctx context.Context, uri string) []byte {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, uri, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, uri, nil) //nolint:gosec // it is served here, and goes nowhere
 	if err != nil {
 		return nil
 	}

@@ -12,6 +12,10 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"producer/gen"
+	"producer/gen/attempt"
+	"producer/gen/call"
+	"producer/schema"
 	"regexp"
 	"runtime/debug"
 	"strconv"
@@ -20,11 +24,6 @@ import (
 	entsql "entgo.io/ent/dialect/sql"
 	"github.com/jackc/pgx/v5/pgconn"
 	_ "github.com/jackc/pgx/v5/stdlib"
-
-	"producer/gen"
-	"producer/gen/attempt"
-	"producer/gen/call"
-	"producer/schema"
 )
 
 var api = os.Getenv("API_URL")
