@@ -40,14 +40,18 @@ type worldQueue struct {
 	part
 }
 
-// Of 10,000 calls that ended last, within a day, each queue's give what a call costs, and for how long it runs.
+// Of the 10,000 attempts that ended last, within a day, each queue's give what a call costs, and for how long it runs.
+// call_attempts_finished_idx finds them.
 const worldQueuesSQL = `
 WITH recent AS (
     SELECT queue, avg(coalesce(settled, cost))::float8 AS cost, avg(extract(epoch FROM finished_at - started_at))::float8 AS seconds,
         percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM arrived_by - claimed_at)) AS lag
-    FROM public.call_attempts
-    WHERE call_id > (SELECT coalesce(max(id), 0) - 10000 FROM public.call_queue)
-      AND started_at IS NOT NULL AND finished_at > clock_timestamp() - interval '1 day'
+    FROM (
+        SELECT queue, cost, settled, claimed_at, started_at, arrived_by, finished_at FROM public.call_attempts
+        WHERE finished_at > now() - interval '1 day'
+        ORDER BY finished_at DESC LIMIT 10000
+    ) newest
+    WHERE started_at IS NOT NULL
     GROUP BY queue
 )
 SELECT q.name, q.limits, coalesce(q.label, '') AS label, coalesce(q.hours, '') AS hours, p.reason AS paused,
