@@ -153,7 +153,7 @@ SELECT status, CASE status WHEN 'done' THEN 1 WHEN 'failed' THEN 3 ELSE 0 END, C
         'unexpected EOF'])[1 + b % 12] END,
     jsonb_build_object('url', @api || '/v1/messages', 'method', 'POST', 'json', jsonb_build_object('n', i, 'text', 'Your order has been sent.'))
 FROM (
-    SELECT i, a, b, now() - interval '2 minutes' - (@calls - i) * interval '20 hours' / @calls AS made,
+    SELECT i, a, b, now() - interval '10 minutes' - (@calls - i) * interval '20 hours' / @calls AS made,
         (SELECT array_agg(name ORDER BY name) FROM callq.call_queues)[1 + a % (SELECT count(*) FROM callq.call_queues)] AS queue,
         CASE WHEN i % 1000 < 22 THEN 'failed' WHEN i % 1000 < 42 THEN 'cancelled' ELSE 'done' END AS status
     FROM generate_series(1, @calls::bigint) i
@@ -168,7 +168,7 @@ INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, clai
 SELECT c.id, n, CASE c.task WHEN 'http' THEN 1 END, CASE WHEN c.task = 'http' THEN CASE c.status WHEN 'done' THEN 200 ELSE 422 END END,
     50 + c.id % 400, 1, t.began - interval '200 ms', t.began, t.began + interval '100 ms', t.began + interval '180 ms',
     CASE WHEN c.status = 'done' THEN 'done' WHEN n < c.attempts THEN 'error' ELSE 'permanent' END, c.queue, c.task, c.key, 'host-1/4711', c.error_message,
-    CASE WHEN q.limits = '{}' THEN '[]' ELSE jsonb_build_array(jsonb_build_object('limit', q.limits[1], 'key', '', 'cost', 1, 'until', t.began + interval '1 minute')) END,
+    CASE WHEN q.limits = '{}' THEN '[]' ELSE jsonb_build_array(jsonb_build_object('limit', q.limits[1], 'key', '', 'cost', 1, 'until', t.began + interval '100 ms')) END,
     CASE c.status WHEN 'failed' THEN '{"status": 422, "headers": {}, "body": "{\"error\": \"invalid\"}", "truncated": false}'::jsonb END
 FROM call_queue c
 JOIN callq.call_queues q ON q.name = c.queue
@@ -189,7 +189,7 @@ WITH made AS (
 INSERT INTO call_attempts (call_id, attempt, requests, code, took_ms, cost, claimed_at, started_at, arrived_by, finished_at,
     outcome, queue, task, key, worker, charged)
 SELECT id, 1, 1, 200, 80, 1, began, began, began + interval '80 ms', began + interval '80 ms', 'done', 'payments', 'http', key, 'host-1/4711',
-    jsonb_build_array(jsonb_build_object('limit', 'stripe', 'key', '', 'cost', 1, 'until', began + interval '61 s'))
+    jsonb_build_array(jsonb_build_object('limit', 'stripe', 'key', '', 'cost', 1, 'until', began + interval '80 ms'))
 FROM made`
 
 const waitingSQL = `
@@ -205,7 +205,7 @@ INSERT INTO callq.call_limit_history (limit_name, minute, used, capacity, waitin
 SELECT l.name, m, least(u.allowed, u.allowed * (0.5 + 0.4 * sin(extract(epoch FROM m) / 900 + hashtext(l.name) % 10)))::int, u.allowed,
     hashtext(l.name) & 1023, CASE WHEN hashtext(l.name || m) % 20 = 0 THEN 1 ELSE 0 END, NULL
 FROM callq.call_limits l
-CROSS JOIN generate_series(date_trunc('minute', now()) - interval '60 minutes', date_trunc('minute', now()) - interval '2 minutes', '1 minute') m
+CROSS JOIN generate_series(date_trunc('minute', now()) - interval '60 minutes', date_trunc('minute', now()) - interval '1 minute', '1 minute') m
 CROSS JOIN LATERAL (
     SELECT l.rate * CASE WHEN l.window_size > '0' THEN 60 / extract(epoch FROM l.window_size) ELSE 1 END AS allowed
 ) u
@@ -213,9 +213,9 @@ ON CONFLICT DO NOTHING`
 
 const queueHistorySQL = `
 INSERT INTO callq.call_queue_history (queue, minute, due, started, done, errors, wait_p50, wait_p95, run_p50, run_p95)
-SELECT q.name, m, (hashtext(q.name) & 1023) + (extract(epoch FROM m)::bigint / 60 % 60), 40 + hashtext(q.name || m) % 20, 38, 2, 1.5, 9.5, 0.1, 0.4
+SELECT q.name, m, (hashtext(q.name) & 1023) + (extract(epoch FROM m)::bigint / 60 % 60), 40 + hashtext(q.name || m) % 20, 38, 2, 1500, 9500, 80, 400
 FROM callq.call_queues q
-CROSS JOIN generate_series(date_trunc('minute', now()) - interval '60 minutes', date_trunc('minute', now()) - interval '2 minutes', '1 minute') m
+CROSS JOIN generate_series(date_trunc('minute', now()) - interval '60 minutes', date_trunc('minute', now()) - interval '1 minute', '1 minute') m
 ON CONFLICT DO NOTHING`
 
 // workersSQL: two that are alive, of tasks of which no call is due, and one that is dead.

@@ -89,6 +89,13 @@ func (s *suite) visits(ctx context.Context) error {
 		if answer > answerGoal || usable > interactiveMax {
 			slow = "slower than the goal"
 		}
+		if answer > answerGoal {
+			sql, err := s.slowest(ctx, v)
+			if err != nil {
+				return err
+			}
+			slow += ", of " + sql
+		}
 		fmt.Fprintf(out, "|\t%s\t|\t%d\t|\t%d\t|\t%d\t|\t%s\n", v.name, size/1000, answer.Milliseconds(), usable.Milliseconds(), slow)
 		if answer > tooLong {
 			s.fault("%s: an answer takes %s", v.path, answer)
@@ -114,6 +121,39 @@ func (s *suite) answer(ctx context.Context, v visit) (took time.Duration, size i
 	}
 	return median(all), size, nil
 }
+
+// slowest asks for a page again, and returns the beginning of the statement that Postgres is seen at most meanwhile.
+func (s *suite) slowest(ctx context.Context, v visit) (string, error) {
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := s.get(ctx, v.path)
+		done <- err
+	}()
+	seen, most := map[string]int{}, "none that lasts"
+	for {
+		select {
+		case err := <-done:
+			return most, err
+		case <-time.After(5 * time.Millisecond):
+		}
+		sql, err := one[string](ctx, s.world, activeSQL)
+		if err != nil {
+			return "", err
+		}
+		if seen[sql]++; sql != "" && seen[sql] > seen[most] {
+			most = sql
+		}
+	}
+}
+
+// activeSQL: what has run for longest, but for what waits for a client.
+const activeSQL = `
+SELECT coalesce(min(regexp_replace(left(query, 160), '\s+', ' ', 'g')), '')
+FROM (
+    SELECT query FROM pg_stat_activity
+    WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+    ORDER BY query_start LIMIT 1
+) longest`
 
 func median(all []time.Duration) time.Duration {
 	slices.Sort(all)
