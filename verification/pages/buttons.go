@@ -151,16 +151,13 @@ func (s *suite) press(ctx context.Context, b button) (said string, err error) {
 			return "", err
 		}
 	}
+	if b.typed {
+		if err := s.mistype(b); err != nil {
+			return "", err
+		}
+	}
 	reason := "the suite: " + b.name
-	if _, err := s.browser.open(s.site + b.page); err != nil {
-		return "", err
-	}
-	// By script: the page may be replaced between finding the link and pressing it.
-	link := fmt.Sprintf(`[...document.querySelectorAll('%s a.button[href*="/do/%s?"]')].find(a => a.href.includes(%q))`, b.within, b.action, b.link)
-	if err := s.browser.until(fmt.Sprintf(`(a => !!a && (a.click(), true))(%s)`, link)); err != nil {
-		return "", err
-	}
-	if err := s.browser.until(fmt.Sprintf("document.readyState === 'complete' && location.pathname === '/do/%s' && !!document.querySelector('form.act button')", b.action)); err != nil {
+	if err := s.openForm(b); err != nil {
 		return "", err
 	}
 	for field, value := range b.fill {
@@ -203,6 +200,37 @@ func (s *suite) press(ctx context.Context, b button) (said string, err error) {
 		}
 	}
 	return said, nil
+}
+
+// openForm opens the page, and presses the button.
+func (s *suite) openForm(b button) error {
+	if _, err := s.browser.open(s.site + b.page); err != nil {
+		return err
+	}
+	// By script: the page may be replaced between finding the link and pressing it.
+	link := fmt.Sprintf(`[...document.querySelectorAll('%s a.button[href*="/do/%s?"]')].find(a => a.href.includes(%q))`, b.within, b.action, b.link)
+	if err := s.browser.until(fmt.Sprintf(`(a => !!a && (a.click(), true))(%s)`, link)); err != nil {
+		return err
+	}
+	return s.browser.until(fmt.Sprintf("document.readyState === 'complete' && location.pathname === '/do/%s' && !!document.querySelector('form.act button')", b.action))
+}
+
+// mistype gives a form a number of calls that is too small, which is refused.
+func (s *suite) mistype(b button) error {
+	if err := s.openForm(b); err != nil {
+		return err
+	}
+	for field, value := range map[string]string{"expect": "1", "reason": "mistyped"} {
+		if err := s.browser.write(fmt.Sprintf(`form.act [name=%q]`, field), value); err != nil {
+			return err
+		}
+	}
+	if err := s.browser.click(`form.act button`); err != nil {
+		return err
+	}
+	s.comes(b.name+" is refused where another number was typed", `document.readyState === "complete" && document.querySelector("h1").textContent === "Conflict"`)
+	s.browser.complained() // of the status 409
+	return nil
 }
 
 // typeNumber types how many calls these are, where the form asks for it.

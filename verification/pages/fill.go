@@ -69,8 +69,8 @@ func waits() []wait {
 		{"crm", "http", "/crm/v3", 2, 1500, 10_000, "new", "0"},          // as payments, and a limit per key
 		{"shop", "http", "/admin/api", 1, 1500, 3, "new", "0"},           // three keys are full
 		{"render", "render", "", 1, 300, 0, "new", "0"},                  // no worker runs the task
-		{"partner-01", "http", "/v1", 2, 400, 10_000, "new", "1 day"},
-		{"partner-02", "http", "/v1", 2, 400, 10_000, "error", "3 hours"},
+		{"partner-01", "http", "/v1", 4, 400, 10_000, "new", "1 day"},
+		{"partner-02", "http", "/v1", 0, 400, 10_000, "error", "3 hours"},
 	}
 }
 
@@ -213,7 +213,7 @@ ON CONFLICT DO NOTHING`
 
 const queueHistorySQL = `
 INSERT INTO callq.call_queue_history (queue, minute, due, started, done, errors, wait_p50, wait_p95, run_p50, run_p95)
-SELECT q.name, m, (hashtext(q.name) & 1023) + (extract(epoch FROM m)::bigint / 60 % 60), 40 + hashtext(q.name || m) % 20, 38, 2, 1500, 9500, 80, 400
+SELECT q.name, m, CASE WHEN q.name ~ '^(default|partner)' THEN hashtext(q.name || m) & 15 ELSE (hashtext(q.name) & 1023) + extract(epoch FROM m)::bigint / 60 % 60 END, 40 + hashtext(q.name || m) % 20, 38, 2, 1500, 9500, 80, 400
 FROM callq.call_queues q
 CROSS JOIN generate_series(date_trunc('minute', now()) - interval '60 minutes', date_trunc('minute', now()) - interval '1 minute', '1 minute') m
 ON CONFLICT DO NOTHING`

@@ -37,7 +37,7 @@ func (s *suite) viewers(ctx context.Context) error {
 		}
 		fmt.Printf("%2d viewers: %.3f cores, %.3f more than nobody; %d kB sent\n", viewers, cores, cores-idle, bytes/1000)
 	}
-	fmt.Printf("goals: one takes 0.02 cores, and fifty no more than 1.3 times what one does: %.3f\n", idle+1.3*(single-idle))
+	fmt.Printf("goals: one takes 0.02 cores more than nobody, and fifty 1.3 times that: %.3f in all\n", idle+1.3*(single-idle))
 	return nil
 }
 
