@@ -167,14 +167,18 @@ func eval[T any](b *browser, script string) (T, error) {
 	return value, err
 }
 
-// until waits until an expression is true. Its error is errNever if it does not get so.
+// until waits until an expression is true. Its error is errNever if it does not get so. What fails while one page gives way to
+// another is tried again.
 func (b *browser) until(script string) error {
-	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if is, err := eval[bool](b, script); is || err != nil {
-			return err
+	var last error
+	for end := time.Now().Add(within); time.Now().Before(end) && b.ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		is, err := eval[bool](b, script)
+		if is {
+			return nil
 		}
+		last = err
 	}
-	return fmt.Errorf("%w: %s", errNever, script)
+	return errors.Join(fmt.Errorf("%w: %s", errNever, script), last, b.ctx.Err())
 }
 
 var errNever = errors.New("it never came")

@@ -208,11 +208,12 @@ func (s *suite) openForm(b button) error {
 		return err
 	}
 	// By script: the page may be replaced between finding the link and pressing it.
+	form := fmt.Sprintf(`location.pathname === "/do/%s"`, b.action)
 	link := fmt.Sprintf(`[...document.querySelectorAll('%s a.button[href*="/do/%s?"]')].find(a => a.href.includes(%q))`, b.within, b.action, b.link)
-	if err := s.browser.until(fmt.Sprintf(`(a => !!a && (a.click(), true))(%s)`, link)); err != nil {
-		return err
-	}
-	return s.browser.until(fmt.Sprintf("document.readyState === 'complete' && location.pathname === '/do/%s' && !!document.querySelector('form.act button')", b.action))
+	return s.browser.until(fmt.Sprintf(`(a => {
+		if (a && !window.pressed) { window.pressed = true; a.click(); }
+		return %s && document.readyState === "complete" && !!document.querySelector("form.act button");
+	})(%s)`, form, link))
 }
 
 // mistype gives a form a number of calls that is too small, which is refused.
