@@ -18,7 +18,7 @@ JUDGES := ./fakeapi ./install ./model/... ./npmpostgres ./oracle ./servers ./set
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short pages loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -119,6 +119,10 @@ servers: deps ## the set-ups of Postgres and Redis of docs/deploying.md, each wi
 
 servers-short: deps ## the same with those that CI runs, and fewer calls
 	go run -C verification ./setups -short $(ARGS)
+
+# Chromium is Debian's, axe-core npm's.
+pages: deps ## the pages in Chromium, over 1,000,000 calls: no barrier, each button does what it says; prints what answers and viewers take. ARGS=-short: 20,000 calls. ARGS="-screenshots ../docs/pages" for pictures. As root; eight minutes
+	$(SERVERS) go run ./pages $(ARGS)
 
 loss: deps ## workers and API on two hosts with a network between them that loses packets: never over. As root
 	@$(IP)
