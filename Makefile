@@ -184,8 +184,10 @@ bench-check: deps $(LINT) ## what bench runs, small: it lints, and every call ge
 # A seed that fails prints the command that replays it.
 SIM := $(SERVERS) go test -count=1 ./sim -v -timeout 12h
 
-sim: deps ## 200 seeds of the simulation, and proof that it notices rules that are turned off
-	$(SIM) -run 'TestSimulation|TestMutants' -seeds 200 -mutants
+SEEDS ?= 200
+
+sim: deps ## SEEDS (200) seeds of the simulation, and proof that it notices rules that are turned off
+	$(SIM) -run 'TestSimulation|TestMutants' -seeds $(SEEDS) -mutants
 
 sim-night: deps ## 20,000 seeds of it, for hours
 	$(SIM) -run TestSimulation -seeds 20000

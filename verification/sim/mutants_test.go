@@ -274,6 +274,49 @@ func deleteRunning(w *world) {
 
 const mutantSeeds = 120
 
+// noticedBy has the seed that noticed a mutant last, which is tried first: to look for it takes ten minutes. After a change of the
+// simulation another may; -v says which.
+var noticedBy = map[string]uint64{
+	"a cancelled call is tried again":                 10,
+	"a claim is charged to no limit":                  2,
+	"a failover loses nothing":                        33,
+	"a failure is retried at once":                    5,
+	"a lost attempt gives its units back":             8,
+	"a lower rate recalls nothing":                    19,
+	"a pause recalls nothing":                         19,
+	"a refusal closes nothing":                        2,
+	"a refusal is a failure":                          2,
+	"a refusal is forgotten when its time is over":    4,
+	"a refusal is retried for ever":                   3,
+	"a repeated message is sent again":                7,
+	"a run is charged for what there was room for":    2,
+	"a snooze is a failure":                           5,
+	"a step of the clock goes unseen":                 21,
+	"a unique key is forgotten at a failure":          5,
+	"an acknowledgement is an arrival":                10,
+	"an unsent attempt leaves its call behind":        2,
+	"charged as if it arrived at its start":           2,
+	"charged nothing when it failed":                  2,
+	"each call costs one":                             3,
+	"each delivery of a run may start it":             5,
+	"m0 is read anew":                                 67,
+	"no answer counts as done":                        4,
+	"nothing is too late for the gate":                2,
+	"retention frees usage":                           6,
+	"retention takes what waits":                      4,
+	"the first failure is the last":                   2,
+	"the numbers of batches do not rise":              2,
+	"units that are given out ahead are used at once": 3,
+	"what TCP sends again is forgotten":               2,
+	"what counts is not counted anew":                 13,
+	"what has started is taken back":                  2,
+	"what runs at once is not counted":                5,
+	"what the clock gained is not written":            8,
+	"what was handed over may start after the hours":  7,
+	"what was settled is charged nothing":             3,
+	"workers find whatever they were told":            7,
+}
+
 // TestMutants: the simulation notices each rule that is turned off, within some seeds.
 //
 //callq:guarantee 1 2 3 4 5 6 7 11
@@ -292,7 +335,13 @@ func TestMutants(t *testing.T) {
 				m.rough = true
 				l := <-lanes
 				defer func() { lanes <- l }()
-				for seed := uint64(1); seed <= mutantSeeds; seed++ {
+				for try := range uint64(mutantSeeds + 1) {
+					seed := try
+					if try == 0 {
+						if seed = noticedBy[m.name]; seed == 0 {
+							continue
+						}
+					}
 					_, err := simulate(t.Context(), l, seed, m.mutant)
 					f, ok := errors.AsType[*failure](err)
 					if err != nil && !ok {
