@@ -155,7 +155,7 @@ func (l *live) read(ctx context.Context, uri string) []byte {
 	l.pages.mux.ServeHTTP(w, r)
 	_, body, found := bytes.Cut(w.Bytes(), []byte("<main>\n"))
 	body, _, end := bytes.Cut(body, []byte("\n</main>"))
-	if w.status != http.StatusOK || !found || !end {
+	if w.status != http.StatusOK || !found || !end || !bytes.Contains(w.Bytes(), []byte(" data-live=")) { // of others nothing is sent
 		return nil
 	}
 	return body
