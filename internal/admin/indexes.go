@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/callq/callq/internal/ledger"
@@ -143,4 +144,56 @@ func ReadKey(ctx context.Context, pool Pool, key string) (*KeyDetails, error) {
 // ReadWorkers returns the workers that are alive, or were until recently.
 func ReadWorkers(ctx context.Context, pool Pool) ([]Worker, error) {
 	return snapshot(ctx, pool, func(r *reader) []Worker { return list[Worker](r, "read workers", workersSQL) })
+}
+
+// Running is an attempt that a worker runs.
+type Running struct {
+	CallID    int64     `json:"call_id" db:"call_id"`
+	Attempt   int       `json:"attempt" db:"attempt"`
+	Queue     string    `json:"queue" db:"queue"`
+	Task      string    `json:"task" db:"task"`
+	Key       string    `json:"key" db:"key"`
+	StartedAt time.Time `json:"started_at" db:"started_at"`
+	Deadline  time.Time `json:"deadline" db:"deadline"`
+}
+
+// WorkerDetails is a worker with what it runs.
+type WorkerDetails struct {
+	Worker
+	Runs []Running // the longest first, 1,000 at most
+}
+
+// ReadWorker reads a worker; nil: none of this ID has run of late.
+func ReadWorker(ctx context.Context, pool Pool, id string) (*WorkerDetails, error) {
+	return snapshot(ctx, pool, func(r *reader) *WorkerDetails {
+		for _, w := range list[Worker](r, "read workers", workersSQL) {
+			if w.ID == id {
+				return &WorkerDetails{w, list[Running](r, "read what runs", runningSQL, id)}
+			}
+		}
+		return nil
+	})
+}
+
+const runningSQL = `
+SELECT call_id, attempt, queue, task, key, started_at, deadline FROM callq.call_open
+WHERE worker = $1 AND started_at IS NOT NULL ORDER BY started_at LIMIT 1000`
+
+// TaskDetails is a task with what waits for it, by queue.
+type TaskDetails struct {
+	Task
+	In []Waiting
+}
+
+// ReadTask reads a task; nil: no live worker handles it, and no call waits for it.
+func ReadTask(ctx context.Context, pool Pool, name string) (*TaskDetails, error) {
+	return snapshot(ctx, pool, func(r *reader) *TaskDetails {
+		waiting := list[Waiting](r, "count what waits", waitingSQL)
+		for _, t := range list[Task](r, "read tasks", tasksSQL, waiting) {
+			if t.Name == name {
+				return &TaskDetails{t, slices.DeleteFunc(waiting, func(w Waiting) bool { return w.Task != name })}
+			}
+		}
+		return nil
+	})
 }

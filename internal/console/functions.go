@@ -47,15 +47,18 @@ func (p *pages) functions() template.FuncMap {
 		"bulk": func(action string, pairs []string, back string) string {
 			return p.doURL(action, append([]string{"back", back}, pairs...)...)
 		},
-		"back":     func(path, name string) string { return path + url.PathEscape(name) },
-		"path":     p.callsPath,
-		"queueURL": named("/queues/"),
-		"limitURL": named("/limits/"),
-		"keyURL":   named("/keys/"),
-		"callURL":  func(id int64) string { return p.Prefix + "/calls/" + strconv.FormatInt(id, 10) },
-		"charged":  charged,
-		"int64":    func(n int) int64 { return int64(n) },
-		"hundred":  func(part float64) float64 { return 100 * part },
+		"back":      func(path, name string) string { return path + url.PathEscape(name) },
+		"path":      p.callsPath,
+		"queueURL":  named("/queues/"),
+		"limitURL":  named("/limits/"),
+		"keyURL":    named("/keys/"),
+		"taskURL":   named("/tasks/"),
+		"workerURL": named("/workers/"),
+		"budgetURL": named("/budgets/"),
+		"callURL":   func(id int64) string { return p.Prefix + "/calls/" + strconv.FormatInt(id, 10) },
+		"charged":   charged,
+		"int64":     func(n int) int64 { return int64(n) },
+		"hundred":   func(part float64) float64 { return 100 * part },
 	}
 }
 

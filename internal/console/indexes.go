@@ -14,6 +14,49 @@ func (p *pages) tasks(ctx context.Context, _ *http.Request) (*page, error) {
 	return &page{Template: "tasks", Title: "Tasks", Live: "yes", Body: tasks}, err
 }
 
+// taskBody is the page of a task.
+type taskBody struct {
+	*admin.TaskDetails
+	Groups []admin.ErrorGroup
+}
+
+func (p *pages) task(ctx context.Context, r *http.Request) (*page, error) {
+	name := r.PathValue("name")
+	details, err := admin.ReadTask(ctx, p.Pool, name)
+	if err != nil {
+		return nil, err
+	}
+	if details == nil {
+		return refused(http.StatusNotFound, "There is no task of this name: no live worker handles it, and no call waits for it. Calls of it that have ended are in the list of calls."), nil
+	}
+	b := taskBody{TaskDetails: details}
+	b.Groups, err = admin.ReadErrors(ctx, p.Pool, admin.Filter{Task: name}, mostGrouped)
+	return &page{Template: "task", Title: "Task " + admin.Short(name), Live: "yes", Body: b}, err
+}
+
+func (p *pages) worker(ctx context.Context, r *http.Request) (*page, error) {
+	id := r.PathValue("name")
+	details, err := admin.ReadWorker(ctx, p.Pool, id)
+	if err == nil && details == nil {
+		return refused(http.StatusNotFound, "No worker of this ID has run of late."), nil
+	}
+	return &page{Template: "worker", Title: "Worker " + admin.Short(id), Live: "yes", Body: details}, err
+}
+
+func (p *pages) budget(ctx context.Context, r *http.Request) (*page, error) {
+	name := r.PathValue("name")
+	budgets, err := admin.Budgets(ctx, p.Pool)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range budgets {
+		if b.Name == name {
+			return &page{Template: "budget", Title: "Budget " + admin.Short(name), Body: b}, nil
+		}
+	}
+	return refused(http.StatusNotFound, "There is no budget of this name in force."), nil
+}
+
 // workersBody is the workers as of a time.
 type workersBody struct {
 	At      time.Time

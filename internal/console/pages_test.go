@@ -100,7 +100,7 @@ func TestAnswers(t *testing.T) {
 	t.Cleanup(producers.Close)
 	forbidden := newSite(t, producers, plentiful, access.Viewer)
 
-	for _, path := range []string{"/", "/calls", "/calls?q=status:failed+queue:a", "/calls/1", "/limits", "/limits/api", "/queues", "/queues/pay", "/keys", "/keys/key", "/tasks", "/workers", "/budgets", "/audit"} {
+	for _, path := range []string{"/", "/calls", "/calls?q=status:failed+queue:a", "/calls/1", "/limits", "/limits/api", "/queues", "/queues/pay", "/keys", "/keys/key", "/tasks", "/tasks/task", "/workers", "/workers/w", "/budgets", "/budgets/search", "/audit"} {
 		for _, c := range []struct {
 			name   string
 			site   *site
@@ -141,6 +141,9 @@ func TestAnswers(t *testing.T) {
 
 		{empty, "/keys", http.StatusOK, "No call with a key waits"},
 		{empty, "/keys/any", http.StatusOK, "0 calls are due"},
+		{empty, "/tasks/any", http.StatusNotFound, "There is no task of this name"},
+		{empty, "/workers/any", http.StatusNotFound, "No worker of this ID"},
+		{empty, "/budgets/any", http.StatusNotFound, "There is no budget"},
 		{empty, "/tasks", http.StatusOK, "No worker runs, and no call waits"},
 		{empty, "/workers", http.StatusOK, "No worker has run of late"},
 		{empty, "/budgets", http.StatusOK, "No budget is in force"},
