@@ -37,21 +37,27 @@ type pastRequest struct {
 	Started time.Time `db:"started_at"`
 	Seconds float64   `db:"seconds"`
 	Retry   bool      `db:"retry"`
+	N       int64     `db:"n"` // the newest is 1
 }
 
+// The attempts that ended last: call_attempts_finished_idx finds them.
 const pastRequestsSQL = `
 SELECT CASE WHEN l.per_key THEN a.key ELSE '' END AS key, c.cost::float8 AS units, d.due_at, a.started_at, a.attempt > 1 AS retry,
-    extract(epoch FROM a.finished_at - a.started_at)::float8 AS seconds
-FROM public.call_attempts a
+    extract(epoch FROM a.finished_at - a.started_at)::float8 AS seconds, a.n
+FROM (
+    SELECT call_id, attempt, key, charged, claimed_at, started_at, finished_at, row_number() OVER (ORDER BY finished_at DESC) AS n
+    FROM public.call_attempts
+    WHERE finished_at >= $2 AND started_at IS NOT NULL AND queue IN (SELECT unnest(queues) FROM callq.call_limits WHERE name = $1)
+    ORDER BY finished_at DESC LIMIT $3
+) a
 CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text, cost bigint)
 JOIN callq.call_limits l ON l.name = c."limit"
 JOIN public.call_queue q ON q.id = a.call_id
 CROSS JOIN LATERAL (
     SELECT CASE WHEN a.attempt > 1 THEN a.claimed_at WHEN q.attempts > 1 THEN q.created_at ELSE greatest(q.run_at, q.created_at) END AS due_at
 ) d
-WHERE a.finished_at >= $2 AND c."limit" = $1 AND a.started_at IS NOT NULL AND d.due_at BETWEEN $2 AND a.started_at
-ORDER BY due_at DESC
-LIMIT $3`
+WHERE c."limit" = $1 AND d.due_at BETWEEN $2 AND a.started_at
+ORDER BY due_at`
 
 // ReadReplayText is ReadReplay under a rate as `limits set` takes it.
 func ReadReplayText(ctx context.Context, pool Pool, name, text string, since time.Duration, newest int) (*Replay, error) {
@@ -90,8 +96,7 @@ func ReadReplay(ctx context.Context, pool Pool, name string, rate limit.Rate, si
 		l := limits[0]
 		begin := r.now.Add(-since)
 		past := list[pastRequest](r, "read the limit's requests", pastRequestsSQL, name, begin, newest)
-		slices.Reverse(past)
-		if len(past) == newest {
+		if slices.ContainsFunc(past, func(p pastRequest) bool { return p.N == int64(newest) }) { // there were more
 			begin = past[0].Due
 		}
 		replay := &Replay{Limit: name, Since: begin, Requests: int64(len(past))}

@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	perPage     = 100
-	mostCounted = 10_000 // calls; it takes some hundredths of a second
-	mostGrouped = 5_000  // dead letters; likewise
+	perPage      = 100
+	mostCounted  = 10_000 // calls; it takes some hundredths of a second
+	mostSearched = 1_000  // likewise, where errors are searched
+	mostGrouped  = 5_000  // dead letters; likewise
 )
 
 // callsBody is a list of calls, newest first.
@@ -140,17 +141,20 @@ func (b callsBody) Some() bool { return b.Grouped >= mostGrouped }
 
 // fit says how many calls fit a filter. It counts up to a bound.
 func (p *pages) fit(ctx context.Context, f admin.Filter, listed int) (string, error) {
-	before := f.Before
+	before, most := f.Before, int64(mostCounted)
 	f.Before = 0
+	if f.Error != "" || f.Shape != nil {
+		most = mostSearched
+	}
 	n := int64(listed)
 	if listed > perPage || before > 0 {
 		var err error
-		if n, err = admin.CountUpTo(ctx, p.Pool, f, mostCounted+1); err != nil {
+		if n, err = admin.CountUpTo(ctx, p.Pool, f, most+1); err != nil {
 			return "", err
 		}
 	}
-	if n > mostCounted {
-		return "more than " + words.Count(mostCounted, "call") + " fit", nil
+	if n > most {
+		return "more than " + words.Count(most, "call") + " fit", nil
 	}
 	return "exactly " + words.Count(n, "call") + " " + words.Verb(n, "fits", "fit"), nil
 }
