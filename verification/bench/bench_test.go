@@ -144,7 +144,7 @@ func TestLimited(t *testing.T) {
 	if err := writeLimited(&table, all); err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(table.String(), "/s |"); n != len(all) {
+	if n := strings.Count(table.String(), "/s "); n != len(all) {
 		t.Errorf("%d of %d lines in the table:\n%s", n, len(all), &table)
 	}
 	if drawn, err := os.ReadFile(picture); err != nil || strings.Count(string(drawn), ">callq<") != 2 {

@@ -83,21 +83,46 @@ func (w *limitedWork) call(ctx context.Context, n int) error {
 	return get(ctx, w.client, w.api+strconv.Itoa(n))
 }
 
-// redisRate limits by redis_rate, which all processes share: a burst of a second's worth, as PerSecond makes it. It says how
-// long to wait where the call may not go yet.
-func (w *limitedWork) redisRate() (allow func(context.Context) (wait time.Duration, err error), err error) {
+// limiter says how long to wait where a call may not go yet.
+type limiter interface {
+	allow(ctx context.Context) (wait time.Duration, err error)
+}
+
+// sharedLimiter is redis_rate, which all processes share: a burst of a second's worth, as PerSecond makes it.
+type sharedLimiter struct {
+	*redis_rate.Limiter
+	limit redis_rate.Limit
+}
+
+func (w *limitedWork) sharedLimiter() (limiter, error) {
 	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
 	if err != nil {
 		return nil, err
 	}
-	limiter, limit := redis_rate.NewLimiter(redis.NewClient(options)), redis_rate.PerSecond(w.rate)
-	return func(ctx context.Context) (time.Duration, error) {
-		result, err := limiter.Allow(ctx, limitedKey, limit)
-		if err != nil || result.Allowed > 0 {
-			return 0, err
-		}
-		return result.RetryAfter, nil
-	}, nil
+	return sharedLimiter{redis_rate.NewLimiter(redis.NewClient(options)), redis_rate.PerSecond(w.rate)}, nil
+}
+
+func (l sharedLimiter) allow(ctx context.Context) (time.Duration, error) {
+	result, err := l.Allow(ctx, limitedKey, l.limit)
+	if err != nil || result.Allowed > 0 {
+		return 0, err
+	}
+	return result.RetryAfter, nil
+}
+
+// ownLimiter is a process's, which knows nothing of the others: each has its part of the limit. A call comes again at
+// random, as in Asynq's example.
+type ownLimiter struct{ *rate.Limiter }
+
+func (w *limitedWork) ownLimiter() limiter {
+	return ownLimiter{rate.NewLimiter(rate.Limit(w.rate)/limitedWorkers, w.rate/limitedWorkers)}
+}
+
+func (l ownLimiter) allow(context.Context) (time.Duration, error) {
+	if l.Allow() {
+		return 0, nil
+	}
+	return rand.N(asynqWithin), nil
 }
 
 // limitedError says when a call comes again that the limiter has turned away: it has not failed.
@@ -112,16 +137,9 @@ func (w *limitedWork) asynq(ctx context.Context, peer string) error {
 	if err != nil {
 		return err
 	}
-	// A process's own limiter knows nothing of the others, so each has its part.
-	own := rate.NewLimiter(rate.Limit(w.rate)/limitedWorkers, w.rate/limitedWorkers)
-	allow := func(context.Context) (time.Duration, error) {
-		if own.Allow() {
-			return 0, nil
-		}
-		return rand.N(asynqWithin), nil
-	}
+	limit := w.ownLimiter()
 	if peer != asynqTimeRate {
-		if allow, err = w.redisRate(); err != nil {
+		if limit, err = w.sharedLimiter(); err != nil {
 			return err
 		}
 	}
@@ -144,7 +162,7 @@ func (w *limitedWork) asynq(ctx context.Context, peer string) error {
 	server := asynq.NewServer(at, config)
 	err = server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		w.ran.Add(1)
-		wait, err := allow(ctx)
+		wait, err := limit.allow(ctx)
 		if err != nil {
 			return err
 		}
@@ -184,12 +202,12 @@ func (limitedArgs) Kind() string { return "limited" }
 type limitedRiverWorker struct {
 	river.WorkerDefaults[limitedArgs]
 	work  *limitedWork
-	allow func(context.Context) (time.Duration, error)
+	limit limiter
 }
 
 func (r *limitedRiverWorker) Work(ctx context.Context, job *river.Job[limitedArgs]) error {
 	r.work.ran.Add(1)
-	wait, err := r.allow(ctx)
+	wait, err := r.limit.allow(ctx)
 	if err != nil {
 		return err
 	}
@@ -206,12 +224,12 @@ func (w *limitedWork) river(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	allow, err := w.redisRate()
+	limit, err := w.sharedLimiter()
 	if err != nil {
 		return err
 	}
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &limitedRiverWorker{work: w, allow: allow})
+	river.AddWorker(workers, &limitedRiverWorker{work: w, limit: limit})
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Logger: noLog(), Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: limitedSlots}},
 	})
@@ -231,16 +249,16 @@ func (w *limitedWork) loop(ctx context.Context, calls string) error {
 	if err != nil {
 		return err
 	}
-	limiter := rate.NewLimiter(rate.Limit(w.rate), 1)
+	pace := rate.NewLimiter(rate.Limit(w.rate), 1)
 	var failed atomic.Int64
 	var answers sync.WaitGroup
 	for call := range n {
-		if err := limiter.Wait(ctx); err != nil {
+		if err := pace.Wait(ctx); err != nil {
 			return nil // it is to end
 		}
 		answers.Go(func() {
 			w.ran.Add(1)
-			if w.call(ctx, call+1) != nil {
+			if w.call(context.WithoutCancel(ctx), call+1) != nil { // the end is told while the last are being answered
 				failed.Add(1)
 			}
 		})

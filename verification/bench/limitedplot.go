@@ -16,7 +16,8 @@ const (
 	panelLeft   = 60.0  // of the first
 	panelGap    = 60.0  // between two
 	labelHeight = 14.0  // from one name to the next
-	labelFlips  = 0.62  // of the panel's width: names beyond stand to the left of their points
+	letterWidth = 6.6   // about
+	dotSize     = 7.0   // callq's radius; the others' is less
 	worstFrom   = 0.8   // where the axes begin and end, where no point lies beyond
 	worstTo     = 2.2   //
 	microsFrom  = 100.0 //
@@ -50,7 +51,7 @@ func drawLimited(all []limitedFigure) string {
 		if panels[g.rate] == nil {
 			rates = append(rates, g.rate)
 		}
-		panels[g.rate] = append(panels[g.rate], limitedPoint{g.peer, cpu, w})
+		panels[g.rate] = append(panels[g.rate], limitedPoint{g.peer, cpu, w}) // in the order of limitedPeers
 		worst, least, most = max(worst, w+0.2), min(least, cpu*0.9), max(most, cpu*1.1)
 	}
 	width := int(2*panelLeft + panelWidth*float64(len(rates)) + panelGap*float64(len(rates)-1))
@@ -103,30 +104,62 @@ func (p panel) draw(b *strings.Builder, rate int, points []limitedPoint) {
 		fmt.Fprintf(b, "<path d=\"M%.1f %.1fH%.1f\" %s/>\n", p.left, p.y(worst), p.left+panelWidth, stroke)
 		fmt.Fprintf(b, "<text x=\"%.1f\" y=\"%.1f\" fill=\"#57606a\" text-anchor=\"end\">%.1f</text>\n", p.left-8, p.y(worst)+4, worst)
 	}
-	points = slices.Clone(points)
-	slices.SortStableFunc(points, func(a, b limitedPoint) int { return int(math.Copysign(1, b.worst-a.worst)) })
-	var taken []float64
+	taken := make([]box, 0, 2*len(points))
 	for _, point := range points {
+		x, y := p.x(point.cpu), p.y(point.worst)
+		taken = append(taken, box{x - dotSize, y - dotSize, x + dotSize, y + dotSize})
+	}
+	for _, point := range points { // callq is the first, so it has the place that it wants
 		taken = append(taken, p.point(b, point, taken))
 	}
 }
 
-// point draws a peer, with its name where no other stands, and says how high that is.
-func (p panel) point(b *strings.Builder, at limitedPoint, taken []float64) float64 {
+// box is what a name or a dot takes of the picture.
+type box struct{ left, top, right, bottom float64 }
+
+func (a box) meets(b box) bool {
+	return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom
+}
+
+// point draws a peer, with its name as near as nothing else stands, and says where that is.
+func (p panel) point(b *strings.Builder, at limitedPoint, taken []box) box {
 	x, y := p.x(at.cpu), p.y(at.worst)
-	fill, weight, size := "#57606a", "", 4.5
+	fill, weight, size := "#57606a", "", dotSize-2
 	if at.peer == "callq" {
-		fill, weight, size = "#1a7f37", ` font-weight="bold"`, 7
+		fill, weight, size = "#1a7f37", ` font-weight="bold"`, dotSize
 	}
 	fmt.Fprintf(b, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\" fill=\"%s\"/>\n", x, y, size, fill)
-	height := y
-	for slices.ContainsFunc(taken, func(other float64) bool { return math.Abs(other-height) < labelHeight }) {
-		height++
+	var name box
+	var anchor string
+	for away := 0.0; ; away++ {
+		name, anchor = p.nearest(x, y, away, float64(len(at.peer))*letterWidth, taken)
+		if anchor != "" || away > panelHeight {
+			break
+		}
 	}
-	labelX, anchor := x+11, "start"
-	if x > p.left+labelFlips*panelWidth {
-		labelX, anchor = x-11, "end"
+	from := name.left
+	if anchor == "end" {
+		from = name.right
 	}
-	fmt.Fprintf(b, "<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\" text-anchor=\"%s\"%s>%s</text>\n", labelX, height+4, fill, anchor, weight, at.peer)
-	return height
+	fmt.Fprintf(b, "<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\" text-anchor=\"%s\"%s>%s</text>\n", from, name.bottom-3, fill, anchor, weight, at.peer)
+	return name
+}
+
+// nearest is where a name of a width stands so far below or above its dot, on the right or the left of it, and how it is
+// anchored there; "" where there is no room.
+func (p panel) nearest(x, y, away, width float64, taken []box) (name box, anchor string) {
+	for _, height := range []float64{y + away, y - away} {
+		top, bottom := height-labelHeight/2, height+labelHeight/2
+		right, left := box{x + dotSize + 3, top, x + dotSize + 3 + width, bottom}, box{x - dotSize - 3 - width, top, x - dotSize - 3, bottom}
+		for _, try := range []struct {
+			box
+			anchor string
+		}{{right, "start"}, {left, "end"}} {
+			inside := try.left >= p.left && try.right <= p.left+panelWidth+panelGap/2 && try.top >= panelTop && try.bottom <= panelTop+panelHeight
+			if inside && !slices.ContainsFunc(taken, try.meets) {
+				return try.box, try.anchor
+			}
+		}
+	}
+	return name, ""
 }

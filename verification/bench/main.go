@@ -119,7 +119,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return show(stdout, *output, all, err, writePaced)
 	case *limited:
 		all, err := b.limited(ctx)
-		if err := show(stdout, *output, all, err, writeLimited); err != nil || s.plot == "" {
+		err = errors.Join(err, show(stdout, *output, all, nil, writeLimited))
+		if err != nil || s.plot == "" {
 			return err
 		}
 		return writeLimitedPlot(s.plot, all)
