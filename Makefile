@@ -18,7 +18,7 @@ JUDGES := ./fakeapi ./install ./model/... ./npmpostgres ./oracle ./servers ./set
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short pages loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short pages loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-limited bench-reads bench-long bench-check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -170,6 +170,9 @@ bench-budgets: deps ## draws on budgets, beside redis_rate
 bench-paced: deps ## what an http call costs at 100, 500 and 2,000 a second, beside River and a bare client, by who spends it
 	go run -C verification/bench . -paced $(ARGS)
 
+bench-limited: deps ## 5,000 HTTP calls under 100/s and 20,000 under 1,000/s, beside Asynq, BullMQ, River, graphile-worker and pg-boss with limiters: worst window, use, CPU; an hour and a half. ROUNDS=1; ARGS="-short", "-part 0.2", "-only callq,BullMQ" or "-plot FILE"
+	go run -C verification/bench . -limited $(if $(ROUNDS),-rounds $(ROUNDS)) $(ARGS)
+
 bench-long: deps ## the drain, retention and verify with 10,000,000 calls of three attempts each behind them: 20 minutes, 15 GB of disk
 	go run -C verification/bench . -ended 10000000 $(ARGS)
 
@@ -179,7 +182,7 @@ bench-reads: deps ## what status, get, why and lists take among 1,000,000 calls,
 bench-check: deps $(LINT) ## what bench runs, small: it lints, and every call gets done
 	cd verification && $(LINT) run ./bench
 	go vet -C verification ./bench
-	go test -C verification -count=1 -timeout 3m ./bench
+	go test -C verification -count=1 -timeout 5m ./bench
 
 # A seed that fails prints the command that replays it.
 SIM := $(SERVERS) go test -count=1 ./sim -v -timeout 12h

@@ -29,6 +29,8 @@ type sizes struct {
 	profile                string        // where a profile of the last drain goes; "": nowhere
 	ended                  int           // calls before the drain; 0: another measure
 	plot                   string        // where a picture of the ratios goes; "": nowhere
+	short                  bool          // with -limited: few calls
+	part                   float64       // with -limited: of the calls
 }
 
 func (s sizes) check() error {

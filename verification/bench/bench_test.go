@@ -11,9 +11,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/callq/callq/verification/fakeapi"
 )
 
-// TestMain is the program itself where paced starts it as a worker.
+// TestMain is the program itself where paced or limited starts it as a worker.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "-as" {
 		main()
@@ -93,6 +95,72 @@ func TestPaced(t *testing.T) {
 	}
 	if n := strings.Count(table.String(), "| 50/s |"); n != len(all) {
 		t.Errorf("%d of %d lines in the table:\n%s", n, len(all), &table)
+	}
+}
+
+// TestLimited: every peer finishes every call under its limit, and all that the table shows of it is measured. Peers in
+// Node.js are measured where npm can install them.
+func TestLimited(t *testing.T) {
+	t.Parallel()
+	var names []string
+	installing, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+	defer cancel()
+	err := installNode(installing, t.Output())
+	if err != nil {
+		t.Logf("without peers in Node.js: %v", err)
+	}
+	for _, p := range limitedPeers() {
+		if err == nil || !p.node {
+			names = append(names, p.name)
+		}
+	}
+	var out bytes.Buffer
+	picture := filepath.Join(t.TempDir(), "limited.svg")
+	args := []string{"-limited", "-part", "0.03", "-rounds", "1", "-o", "json", "-only", strings.Join(names, ","), "-plot", picture}
+	if err := run(t.Context(), args, &out, t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	var all []limitedFigure
+	if err := json.Unmarshal(out.Bytes(), &all); err != nil {
+		t.Fatalf("read the figures: %v", err)
+	}
+	measured := map[string]int{}
+	for _, f := range all {
+		measured[f.Peer] += f.Calls - f.Unfinished
+		if f.Unfinished != 0 || f.Requests < f.Calls || f.Runs < 1 || f.Worst <= 0 || f.Use <= 0 || f.CPU <= 0 || f.Seconds <= 0 {
+			t.Errorf("measured: %+v", f)
+		}
+		// callq is held to what it promises: never over, and no call twice.
+		if f.Peer == "callq" && (f.Worst > 1 || f.Requests != f.Calls || f.Dispatchers <= 0 || *f.Statements <= 0) {
+			t.Errorf("measured: %+v", f)
+		}
+	}
+	for _, name := range names {
+		if want := 150 + 600; measured[name] != want {
+			t.Errorf("%s finished %d calls, want %d", name, measured[name], want)
+		}
+	}
+	var table bytes.Buffer
+	if err := writeLimited(&table, all); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(table.String(), "/s "); n != len(all) {
+		t.Errorf("%d of %d lines in the table:\n%s", n, len(all), &table)
+	}
+	if drawn, err := os.ReadFile(picture); err != nil || strings.Count(string(drawn), ">callq<") != 2 {
+		t.Errorf("the picture lacks callq: %v\n%s", err, drawn)
+	}
+}
+
+// TestSeen: a call that comes twice is one, and came when it came first.
+func TestSeen(t *testing.T) {
+	begun := time.Now()
+	at := func(ms int, path string) fakeapi.Request {
+		return fakeapi.Request{At: begun.Add(time.Duration(ms) * time.Millisecond), Path: path}
+	}
+	got := seen([]fakeapi.Request{at(0, "/1"), at(5, "/2"), at(9, "/1")})
+	if want := (arrivals{calls: 2, first: begun, last: begun.Add(5 * time.Millisecond)}); got != want {
+		t.Errorf("seen: %+v, want %+v", got, want)
 	}
 }
 

@@ -47,10 +47,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.IntVar(&s.top, "top", 0, "say after a drain, or with -paced, which statements took Postgres the longest, so many of them")
 	flags.IntVar(&s.ended, "ended", 0, "measure callq's drain beside tables in which so many calls have ended instead")
 	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
+	limited := flags.Bool("limited", false, "measure HTTP calls that wait under a limit instead, beside other queues with limiters")
+	flags.BoolVar(&s.short, "short", false, "with -limited: 300 calls under 100 a second and 1,000 under 500, in one round")
+	flags.Float64Var(&s.part, "part", 1, "with -limited: the part of the calls that waits")
 	reads := flags.Bool("reads", false, "measure the commands that only read instead, among 1,000,000 calls (-n), 7 times each (-rounds)")
 	output := flags.String("o", "table", "table, or json: every figure of every round")
 	flags.StringVar(&s.profile, "cpuprofile", "", "write a CPU profile of the last drain to this file")
-	flags.StringVar(&s.plot, "plot", "", "draw callq's ratios to the others into this SVG file")
+	flags.StringVar(&s.plot, "plot", "", "draw callq's ratios to the others into this SVG file; with -limited, CPU against exactness")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
@@ -76,6 +79,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 			s.rounds = 3
 		}
 		check = s.checkPaced
+		settings = pacedSettings()
+	case *limited:
+		if !given(flags, "rounds") {
+			s.rounds = 3
+			if s.short {
+				s.rounds = 1
+			}
+		}
+		check = s.checkLimited
 		settings = pacedSettings()
 	case s.top > 0:
 		settings = pacedSettings()
@@ -105,6 +117,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	case *paced:
 		all, err := b.paced(ctx)
 		return show(stdout, *output, all, err, writePaced)
+	case *limited:
+		all, err := b.limited(ctx)
+		err = errors.Join(err, show(stdout, *output, all, nil, writeLimited))
+		if err != nil || s.plot == "" {
+			return err
+		}
+		return writeLimitedPlot(s.plot, all)
 	default:
 		all, err := b.all(ctx)
 		if err := show(stdout, *output, all, err, writeTable); err != nil || s.plot == "" {

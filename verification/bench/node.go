@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// nodeFiles are the peers in Node.js: their program, and the packages it needs.
+// nodeFiles are the peers in Node.js: their programs, and the packages it needs.
 //
-//go:embed node/bench.mjs node/package.json node/package-lock.json
+//go:embed node/bench.mjs node/limited.mjs node/package.json node/package-lock.json
 var nodeFiles embed.FS
 
 // How long npm may take, and the oldest Node.js that the packages run on.
@@ -53,7 +53,7 @@ func installNode(ctx context.Context, say io.Writer) error {
 		return err
 	}
 	if !exists(folder) {
-		fmt.Fprintf(say, "installing graphile-worker and pg-boss into %s\n", folder)
+		fmt.Fprintf(say, "installing BullMQ, graphile-worker and pg-boss into %s\n", folder)
 		if err := installInto(ctx, folder); err != nil {
 			return fmt.Errorf("install their packages: %w", err)
 		}

@@ -205,19 +205,21 @@ func (b *bench) pace(ctx context.Context, s pacedSystem, place pacedPlace, worke
 	if err := b.countStatements(ctx); err != nil {
 		return f, err
 	}
-	before, err := b.readPaced(ctx, place.postgres, running, api)
+	before, err := b.readPaced(ctx, place.postgres, running)
 	if err != nil {
 		return f, err
 	}
+	before.requests = api.answered.Load()
 	begun := time.Now()
 	if err := insertPaced(ctx, s, place.rate, b.paceFor); err != nil {
 		return f, err
 	}
 	took := time.Since(begun)
-	after, err := b.readPaced(ctx, place.postgres, running, api)
+	after, err := b.readPaced(ctx, place.postgres, running)
 	if err != nil {
 		return f, err
 	}
+	after.requests = api.answered.Load()
 	calls := after.requests - before.requests
 	if workers > 0 {
 		if err := b.sayTop(ctx, float64(calls)); err != nil {
@@ -245,12 +247,11 @@ func (u pacedUsage) since(before pacedUsage, calls float64, took time.Duration) 
 	}
 }
 
-func (b *bench) readPaced(ctx context.Context, url string, running processes, api *pacedAPI) (u pacedUsage, err error) {
+func (b *bench) readPaced(ctx context.Context, url string, running processes) (u pacedUsage, err error) {
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
 		return u, err
 	}
-	u.requests = api.answered.Load()
 	u.postgres, u.redis = familyTime(b.servers.postgres.Pid()), familyTime(b.servers.redis.Pid())
 	for _, p := range running {
 		if p.dispatches {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,9 +21,12 @@ import (
 	"github.com/callq/callq/callqueue"
 )
 
-// runAs is a process that paced starts of this program.
+// runAs is a process that paced or limited starts of this program.
 func (sizes) runAs(ctx context.Context, peer string, args []string) error {
+	limited, isLimited := strings.CutPrefix(peer, limitedMark)
 	switch {
+	case isLimited && len(args) == 3:
+		return workLimited(ctx, limited, args[0], args[1], args[2])
 	case peer == "River":
 		return workAsRiver(ctx)
 	case peer == "bare" && len(args) == 2:
@@ -38,19 +43,31 @@ func (sizes) runAs(ctx context.Context, peer string, args []string) error {
 type process struct {
 	cmd        *exec.Cmd
 	dispatches bool
+	said       *bytes.Buffer // on stdout; read it once the process has ended
+}
+
+// used is the CPU time of a process that has ended, and of its children, from its start.
+func (p process) used() time.Duration {
+	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
 type processes []process
 
 // add starts a process. Its log goes to the run's own.
 func (all *processes) add(ctx context.Context, dispatches bool, environ []string, path string, args ...string) error {
+	return all.addIn(ctx, "", dispatches, environ, path, args...)
+}
+
+// addIn starts it in a folder.
+func (all *processes) addIn(ctx context.Context, folder string, dispatches bool, environ []string, path string, args ...string) error {
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = append(os.Environ(), environ...)
-	cmd.Stderr = os.Stderr
+	cmd.Dir, cmd.Env = folder, append(os.Environ(), environ...)
+	said := &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = said, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	*all = append(*all, process{cmd: cmd, dispatches: dispatches})
+	*all = append(*all, process{cmd: cmd, dispatches: dispatches, said: said})
 	return nil
 }
 
