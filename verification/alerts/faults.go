@@ -93,6 +93,11 @@ func faults() []fault {
 			fires: []string{`CallqDispatchStopped{}`, `CallqMetricsMissing{}`},
 		},
 		{
+			alert: "CallqDispatchStopped", name: "a dispatcher's heartbeats fail",
+			does:  []step{sql(`ALTER TABLE callq.call_dispatchers ADD CONSTRAINT staged CHECK (false) NOT VALID`), shows("serve", `callq_dispatchers_live 0`)},
+			fires: []string{`CallqDispatchStopped{}`},
+		},
+		{
 			alert: "CallqTicksFail", name: "a migration is missing", roles: []string{"dispatch", "work"},
 			does:  []step{sql(`ALTER TABLE callq.call_open RENAME deadline TO missing`), shows("dispatch", `callq_ticks_total{result="error"}`)},
 			fires: []string{`CallqTicksFail{}`},

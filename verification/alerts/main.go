@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -17,6 +18,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -90,26 +92,48 @@ func (s *suite) run(ctx context.Context) (err error) {
 	if text, err := exec.CommandContext(ctx, "go", "build", "-C", "..", "-o", s.callq, "./cmd/callq").CombinedOutput(); err != nil {
 		return fmt.Errorf("build callq: %w\n%s", err, text)
 	}
-	tests, failures := make([]string, len(s.faults)), make([]error, len(s.faults))
+	tests, failures, all := make([]string, len(s.faults)), make([]error, len(s.faults)), make([]scrapes, len(s.faults))
 	var staged sync.WaitGroup
 	room := make(chan struct{}, atOnce)
 	for i, f := range s.faults {
 		staged.Go(func() {
 			room <- struct{}{}
 			defer func() { <-room }()
-			of, err := s.stage(ctx, i, f)
-			if err != nil {
+			var err error
+			if all[i], err = s.stage(ctx, i, f); err != nil {
 				failures[i] = fmt.Errorf("stage %q: %w", f.name, err)
 				return
 			}
-			tests[i] = ruleTest(f, of)
+			tests[i] = ruleTest(f, all[i])
 		})
 	}
 	staged.Wait()
 	if err := errors.Join(failures...); err != nil {
 		return err
 	}
-	return s.judge(ctx, tests)
+	return errors.Join(s.exported(all), s.judge(ctx, tests))
+}
+
+var selector = regexp.MustCompile(`(callq_\w+)(?:\{(\w+="\w+")\})?`)
+
+// exported returns an error unless each selector of the alerts whose faults were staged has met a series. That an alert fires does
+// not say so of what would keep it silent.
+func (s *suite) exported(all []scrapes) error {
+	var missing []string
+	for _, a := range grafana.Alerts {
+		if !slices.ContainsFunc(s.faults, func(f fault) bool { return f.alert == a.Name }) {
+			continue
+		}
+		for _, m := range selector.FindAllStringSubmatch(a.Expr, -1) {
+			if !slices.ContainsFunc(all, func(of scrapes) bool { return of.met(m[1], m[2]) }) {
+				missing = append(missing, a.Name+": "+m[0])
+			}
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("no process has exported\n%s", strings.Join(missing, "\n"))
+	}
+	return nil
 }
 
 // judge has promtool run the tests, which must all hold.
@@ -127,11 +151,7 @@ func (s *suite) judge(ctx context.Context, tests []string) error {
 		return fmt.Errorf("promtool test rules: %w\n%s", err, out)
 	}
 	for _, f := range s.faults {
-		fired := strings.Join(f.fires, ", ")
-		if fired == "" {
-			fired = "no alert"
-		}
-		fmt.Printf("%s: %s\n", f.name, fired)
+		fmt.Printf("%s: %s\n", f.name, cmp.Or(strings.Join(f.fires, ", "), "no alert"))
 	}
 	return nil
 }

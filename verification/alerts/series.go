@@ -86,7 +86,13 @@ type scrapes [4]scrape
 // ruleTest is a test of promtool that ends its first ten minutes as the first scrapes differ, is in the fault then, and goes on as
 // the last ones differ.
 func ruleTest(f fault, of scrapes) string {
-	length, grows := time.Duration(0), of[3].counts
+	length, grows, all := time.Duration(0), map[string]bool{}, map[string]bool{}
+	for _, s := range of {
+		maps.Copy(grows, s.counts)
+		for series := range s.values {
+			all[series] = true
+		}
+	}
 	for _, a := range grafana.Alerts {
 		if f.alert == "" || f.alert == a.Name {
 			length = max(length, firesBy(a))
@@ -97,12 +103,6 @@ func ruleTest(f fault, of scrapes) string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "  - name: %q\n    interval: 1m\n    start_timestamp: %d\n    input_series:\n", f.name, of[3].at.Add(-wellFor).Unix())
-	all := map[string]bool{}
-	for _, s := range of {
-		for series := range s.values {
-			all[series] = true
-		}
-	}
 	for _, series := range slices.Sorted(maps.Keys(all)) {
 		fmt.Fprintf(&b, "      - {series: '%s', values: '%s'}\n", series, of.values(series, grows[name(series)], int(length.Minutes())))
 	}
@@ -112,6 +112,18 @@ func ruleTest(f fault, of scrapes) string {
 		fmt.Fprintf(&b, "          - {labels: '{alertname=%q,%s', value: 1}\n", alert, labels)
 	}
 	return b.String()
+}
+
+// met reports whether any of them has a series of a metric with a label.
+func (of scrapes) met(metric, label string) bool {
+	return slices.ContainsFunc(of[:], func(s scrape) bool {
+		for series := range s.values {
+			if name(series) == metric && strings.Contains(series, label) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // values are a series' values in promtool's notation, one a minute.

@@ -169,7 +169,7 @@ func serveAPI(w http.ResponseWriter, r *http.Request) {
 // process is what is scraped.
 type process struct {
 	cmd  *exec.Cmd // nil: it is in this program
-	site string      // http://127.0.0.1:1234
+	site string    // http://127.0.0.1:1234
 	log  lockedBuffer
 }
 
