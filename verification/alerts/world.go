@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +54,7 @@ func (s *suite) stage(ctx context.Context, i int, f fault) (of scrapes, err erro
 		}
 	}()
 	dir := filepath.Join(s.temp, w.database)
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return of, err
 	}
 	if err := w.open(ctx, dir, f); err != nil {
@@ -69,7 +68,7 @@ func (s *suite) stage(ctx context.Context, i int, f fault) (of scrapes, err erro
 				}
 			}
 		}
-		time.Sleep(2 * time.Second) // scrapes within a second share a reading
+		time.Sleep(2500 * time.Millisecond) // two ticks; and scrapes within a second share a reading
 		if of[n], err = w.scrape(ctx); err != nil {
 			return of, err
 		}
@@ -136,7 +135,11 @@ func (w *world) fakeClock(ctx context.Context, dir string) error {
 		return fmt.Errorf("there is no libfaketime.so.1 beside %s", found.Dir)
 	}
 	w.clock = filepath.Join(dir, "clock")
-	if err := errors.Join(setClock("+0")(ctx, w), os.Chmod(filepath.Dir(dir), 0o755)); err != nil { // Postgres may be another user
+	err = setClock("+0")(ctx, w)
+	for _, read := range []string{filepath.Dir(dir), dir, w.clock} {
+		err = errors.Join(err, os.Chmod(read, 0o755)) //nolint:gosec // Postgres may be another user
+	}
+	if err != nil {
 		return err
 	}
 	postgres, err := local.StartPostgres(ctx, local.Postgres{
@@ -170,7 +173,7 @@ func serveAPI(w http.ResponseWriter, r *http.Request) {
 type process struct {
 	cmd  *exec.Cmd // nil: it is in this program
 	site string    // http://127.0.0.1:1234
-	log  lockedBuffer
+	log  string    // a file
 }
 
 var served = regexp.MustCompile(`msg="http served" address=(\S+)`)
@@ -182,8 +185,13 @@ func (w *world) start(ctx context.Context, role string) error {
 		return w.startDrawer(ctx)
 	}
 	command, elsewhere := strings.CutSuffix(role, "@other")
-	p := &process{cmd: exec.Command(w.callq, "--config", w.config, command)} //nolint:noctx // it is killed
-	p.cmd.Stderr = &p.log
+	p := &process{cmd: exec.Command(w.callq, "--config", w.config, command), log: w.config + "." + command} //nolint:noctx // it is killed
+	log, err := os.Create(p.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p.cmd.Stderr = log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if elsewhere {
 		p.cmd.Env = append(os.Environ(), "CALLQ_REDIS_URL="+w.other.URL())
@@ -194,12 +202,13 @@ func (w *world) start(ctx context.Context, role string) error {
 	w.processes[command] = p
 	w.ends = append(w.ends, p.kill)
 	return wait("it serves http", func(ctx context.Context, _ *world) (bool, error) {
-		at := served.FindStringSubmatch(p.log.String())
+		text, err := os.ReadFile(p.log)
+		at := served.FindSubmatch(text)
 		if at == nil {
-			return false, fmt.Errorf("its log is\n%s", p.log.String())
+			return false, errors.Join(err, fmt.Errorf("its log is\n%s", text))
 		}
-		p.site = "http://" + at[1]
-		_, err := get(ctx, p.site+"/readyz")
+		p.site = "http://" + string(at[1])
+		_, err = get(ctx, p.site+"/readyz")
 		return err == nil, err
 	})(ctx, w)
 }
@@ -308,25 +317,8 @@ func (w *world) admin(ctx context.Context, statements ...string) error {
 func (w *world) logs() error {
 	var all []error
 	for role, p := range w.processes {
-		all = append(all, fmt.Errorf("log of %s:\n%s", role, p.log.String()))
+		text, _ := os.ReadFile(p.log) // the drawer has none
+		all = append(all, fmt.Errorf("log of %s:\n%s", role, text))
 	}
 	return errors.Join(all...)
-}
-
-// lockedBuffer is read while a process writes to it.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
