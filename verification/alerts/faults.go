@@ -58,7 +58,7 @@ func faults() []fault {
 		},
 		{
 			alert: "CallqLimitClosed", name: "two limits are paused, and calls wait for one",
-			rules: "limits: {api: {rate: 3/1h}, idle: {rate: 3/1h}}\nqueues: {q: {limits: [api]}}\n",
+			rules: "limits: {api: {rate: 3/1h}, idle: {rate: 3/1h}}\nqueues: {q: {limits: [api]}, quiet: {limits: [idle]}}\n",
 			does: []step{
 				command("limits", "pause", "api", "--reason", "staged"), command("limits", "pause", "idle", "--reason", "staged"), insert(2, "q", "http", answers),
 				shows("serve", `callq_limit_waiting_calls{limit="api"} 2`),

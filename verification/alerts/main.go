@@ -24,6 +24,9 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
 	"github.com/callq/callq/deploy/grafana"
 )
 
@@ -36,6 +39,7 @@ func main() {
 	flag.StringVar(&s.promtool, "promtool", "promtool", "the program")
 	flag.StringVar(&s.keep, "keep", "", "also write the rule test to this file")
 	flag.Parse()
+	redis.SetLogger(&logging.VoidLogger{}) // it would log each dial of what was stopped
 	s.faults = faults()
 	if *only != "" {
 		names := strings.Split(*only, ",")
