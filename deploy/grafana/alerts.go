@@ -1,7 +1,7 @@
 // Package grafana has a dashboard and alerts for callq's metrics. dashboard.json is for Grafana, alerts.yaml for Prometheus.
 // Both are written from the tables here by `make docs`; alerts_test.yaml is by hand, and has `make alerts` try every alert.
 //
-// All processes of a callq export the same gauges of limits, queues and processes: an expression takes their max. Counters
+// All processes that dispatch export the same gauges of limits, queues and processes: an expression takes their max. Counters
 // are a process's own: it takes their sum.
 package grafana
 
@@ -62,7 +62,8 @@ var Alerts = []Alert{
 	// Dispatchers and workers
 	{
 		"CallqDispatchStopped",
-		`max(callq_dispatchers_live) == 0`,
+		// Only processes that dispatch export the gauges: where the last one has died there are none.
+		`max(callq_dispatchers_live) == 0 or absent(callq_gauges_up)`,
 		"5m", critical, "No dispatcher is alive: nothing is claimed.",
 	},
 	{
@@ -87,7 +88,9 @@ var Alerts = []Alert{
 	},
 	{
 		"CallqAttemptsLost",
-		`sum(increase(callq_recovered_total{kind="lost"}[15m])) > 0`,
+		// A counter begins with its first event, of which increase() sees nothing.
+		`sum(increase(callq_recovered_total{kind="lost"}[15m])) > 0
+  or sum(callq_recovered_total{kind="lost"} unless callq_recovered_total{kind="lost"} offset 15m) > 0`,
 		"0s", warning, "Attempts were lost: their workers never reported.",
 	},
 	// Proof and upkeep
@@ -118,7 +121,9 @@ var Alerts = []Alert{
 	},
 	{
 		"CallqBudgetOutage",
-		`sum by (budget) (increase(callq_budget_outages_total[5m])) > 0`,
+		// Where a queue needs the budget, nothing more is claimed, and so nothing more drawn.
+		`sum by (budget) (increase(callq_budget_outages_total[5m])) > 0
+  or sum by (budget) (increase(callq_budget_claim_outages_total[5m])) > 0`,
 		"5m", warning, "Draws on budget {{ $labels.budget }} meet no Redis.",
 	},
 }

@@ -85,6 +85,7 @@ var Rows = []Row{
 		{"Refused, and without Redis", perSecond, 8, []Line{
 			{"{{budget}} refused", `sum by (budget) (rate(callq_budget_refused_total[$__rate_interval]))`},
 			{"{{budget}} without Redis", `sum by (budget) (rate(callq_budget_outages_total[$__rate_interval]))`},
+			{"{{budget}} without Redis, at the claim", `sum by (budget) (rate(callq_budget_claim_outages_total[$__rate_interval]))`},
 		}},
 	}},
 }

@@ -9,6 +9,7 @@ import (
 type metrics struct {
 	claimed *prometheus.CounterVec
 	short   *prometheus.CounterVec
+	away    *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) metrics {
@@ -19,6 +20,9 @@ func newMetrics(r prometheus.Registerer) metrics {
 		}, []string{"queue"}),
 		short: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "callq_budget_short_total", Help: "Times that calls were left waiting because a budget that their queue needs was short, by budget and queue.",
+		}, []string{"budget", "queue"}),
+		away: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "callq_budget_claim_outages_total", Help: "Claims that could not ask a budget that their queue needs, by budget and queue.",
 		}, []string{"budget", "queue"}),
 	}
 }

@@ -106,6 +106,9 @@ func (n *needs) peek(ctx context.Context, queue dueQueue, flows int, now time.Ti
 		if own > 0 {
 			n.metrics.short.WithLabelValues(d.Name, queue.Name).Inc()
 		}
+		if d.away != nil {
+			n.metrics.away.WithLabelValues(d.Name, queue.Name).Inc()
+		}
 		if budget.Lasting(d.away) {
 			lasting = fmt.Errorf("budget %q: %w", d.Name, d.away)
 		}
