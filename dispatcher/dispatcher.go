@@ -76,7 +76,9 @@ type Dispatcher struct {
 	applied  atomic.Bool  // for Ready
 	ticked   atomic.Int64 // for Ready: when the last tick ended, Unix ns; 0: none yet
 
-	// What follows is used by one goroutine only: stepLoop, or the caller of Once or Step.
+	// What follows is used by one goroutine only: stepLoop, or the caller of Once or Step. stepping is held by a step, and by a reload,
+	// which reads the clock for claims too.
+	stepping sync.Mutex
 	failing  bool // the last tick failed
 	pace     pace
 	sender   *handoff.Broker

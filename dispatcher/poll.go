@@ -91,6 +91,8 @@ func (d *Dispatcher) Step(ctx context.Context, tick bool) (next time.Duration, e
 	}()
 	bounded, end := d.inHand(ctx)
 	defer end()
+	d.stepping.Lock()
+	defer d.stepping.Unlock()
 	if tick {
 		return d.tick(bounded)
 	}
@@ -114,8 +116,13 @@ func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
 
 // enterEpoch waits until a new failover epoch is entered, which takes seconds.
 func (d *Dispatcher) enterEpoch(ctx context.Context) error {
+	read := func() (bool, error) {
+		d.stepping.Lock()
+		defer d.stepping.Unlock()
+		return d.claims.ReadClock(ctx)
+	}
 	for {
-		if entered, err := d.claims.ReadClock(ctx); entered || err != nil {
+		if entered, err := read(); entered || err != nil {
 			return err
 		}
 		if !pause(ctx, 200*time.Millisecond) {

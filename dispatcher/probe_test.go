@@ -77,7 +77,7 @@ func TestProbe(t *testing.T) {
 		s.shut("", call+1, 0)
 	}
 	s.want(`SELECT spell = '1 s' AND until BETWEEN at + interval '0.99 s' AND at + interval '1.01 s' AND count(*) OVER () = 1 FROM callq.call_pauses`)
-	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE change LIKE 'closed%429'`)
+	s.want(`SELECT count(*) = 1 FROM callq.call_audit WHERE change LIKE 'closed%' AND reason = '429'`)
 	for call := range int64(3) {
 		s.end(call+1, callqueue.OutcomeRefused)
 	}

@@ -54,6 +54,29 @@ func TestReloadRunning(t *testing.T) {
 	s.eventually(`SELECT count(*) = 20 FROM callq.call_open`)
 }
 
+// A reload while calls are claimed races with none of them: the race detector says so.
+func TestReloadWhileClaiming(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(10_000)
+	d := s.another(hourly(10_000))
+	s.run(d.Run)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 25 { // each wakes it, so that it claims while others reload
+				s.calls("default", 10)
+			}
+		})
+	}
+	for i := range int64(80) {
+		s.reload(d, dispatcher.Settings{Policy: hourly(10_001 + i)})
+		s.eventually(`SELECT count(*) = 1 FROM callq.call_limits WHERE rate = $1`, 10_001+i)
+	}
+	all.Wait()
+	s.eventually(`SELECT count(*) = 1000 FROM callq.call_open`)
+}
+
 // Of many at once the last holds, however they race; also where they come before the start.
 func TestReloadNewestHolds(t *testing.T) {
 	t.Parallel()
