@@ -139,9 +139,14 @@ func (a *Actions) rule(ctx context.Context, what, verb string, r Request, who le
 	if what == "limit" {
 		name = r.Limit
 	}
+	_, filtered, _ := Request{Status: r.Status, Task: r.Task, Code: r.Code, Error: r.Error, Shape: r.Shape, Since: r.Since, All: r.All}.Filter()
 	switch {
 	case name == "":
 		return nil, bad("%s is missing: the name of a %s", what, what)
+	case what == "queue" && r.Limit != "", what == "limit" && r.Queue != "":
+		return nil, bad("queue and limit: give the %s", what)
+	case filtered || len(r.IDs) > 0 || r.Before != 0 || r.Expect != nil || r.Done || r.NewKey:
+		return nil, bad("what says which calls belongs to calls/…")
 	case (r.For != "" || r.Until != nil) && verb != "pause":
 		return nil, bad("for and until belong to a pause")
 	case r.Rate != "" && verb != "set":
@@ -218,11 +223,13 @@ func (a *Actions) calls(ctx context.Context, verbName string, r Request, who led
 	if !ok {
 		return result, bad("there is no such action")
 	}
-	c := &Changes{Verb: verb, Pool: a.Pool, Client: a.Client, Options: Options{Done: r.Done, NewKey: r.NewKey}}
+	c := a.changes(verb, r)
 	f, filtered, err := r.Filter()
 	switch {
 	case err != nil:
 		return result, err
+	case r.Rate != "" || r.For != "" || r.Until != nil:
+		return result, bad("rate, for and until belong to queues/… and limits/…")
 	case (r.Done || r.NewKey) && verbName != "retry":
 		return result, bad("done and new_key belong to calls/retry")
 	case filtered == (len(r.IDs) > 0):
@@ -238,7 +245,7 @@ func (a *Actions) calls(ctx context.Context, verbName string, r Request, who led
 		}
 		return result, ignoreMissing(err)
 	}
-	if result.Matched, err = a.Count(ctx, verb, &f, r); err != nil {
+	if result.Matched, err = c.count(ctx, &f); err != nil {
 		return result, err
 	}
 	switch n := result.Matched; {
@@ -258,14 +265,21 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+func (a *Actions) changes(verb ChangeVerb, r Request) *Changes {
+	return &Changes{Verb: verb, Pool: a.Pool, Client: a.Client, Options: Options{Done: r.Done, NewKey: r.NewKey}}
+}
+
 // Count bounds a filter (Changes.Bound), and returns how many calls an action would change.
 func (a *Actions) Count(ctx context.Context, verb ChangeVerb, f *admin.Filter, r Request) (int64, error) {
+	return a.changes(verb, r).count(ctx, f)
+}
+
+func (c *Changes) count(ctx context.Context, f *admin.Filter) (int64, error) {
 	for _, s := range f.Statuses {
-		if !slices.Contains(verb.Allowed, s) {
-			return 0, bad("status: %s is for calls that are %s", verb.Name, joined(verb.Allowed))
+		if !slices.Contains(c.Verb.Allowed, s) {
+			return 0, bad("status: %s is for calls that are %s", c.Verb.Name, joined(c.Verb.Allowed))
 		}
 	}
-	c := &Changes{Verb: verb, Pool: a.Pool, Client: a.Client, Options: Options{Done: r.Done}}
 	return c.Bound(ctx, f)
 }
 
