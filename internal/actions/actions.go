@@ -89,14 +89,6 @@ type Actions struct {
 	Client *callqueue.Client
 }
 
-// Names are the actions that Do knows.
-func Names() []string {
-	return []string{
-		"queues/pause", "queues/resume", "limits/set", "limits/reset", "limits/open", "limits/pause", "limits/resume",
-		"calls/retry", "calls/cancel", "calls/delete", "calls/run",
-	}
-}
-
 // Do carries out the action of this name for somebody. A *Error says what was wrong with the request.
 func (a *Actions) Do(ctx context.Context, name string, r Request, by string) (result Result, err error) {
 	who := ledger.Author{By: by, Reason: strings.TrimSpace(r.Reason)}

@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -20,7 +18,7 @@ import (
 	"github.com/callq/callq/internal/words"
 )
 
-// Actions are asked for by a form, which shows what will happen, or by scripts, in JSON.
+// Actions are asked for by a form, which shows what will happen. Scripts ask in JSON: api.go.
 
 // act is what an action is called, what it does, and who may ask for it.
 type act struct {
@@ -338,44 +336,6 @@ func (p *pages) do(r *http.Request, name string, asked actions.Request, wait tim
 	case <-r.Context().Done():
 		return actions.Result{}, r.Context().Err()
 	}
-}
-
-// api carries out what a script asks for in JSON.
-func (p *pages) api(w http.ResponseWriter, r *http.Request) {
-	name := r.PathValue("noun") + "/" + r.PathValue("verb")
-	if _, status, why := p.mayAct(r, name); status != 0 {
-		p.Guard.Refused(r, status, why)
-		answer(w, status, map[string]string{"error": why})
-		return
-	}
-	var asked actions.Request
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, mostForm))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&asked); err != nil || decoder.Decode(new(any)) != io.EOF {
-		answer(w, http.StatusBadRequest, map[string]string{"error": fmt.Sprintf("the body is not one JSON object of this action: %v", err)})
-		return
-	}
-	result, err := p.do(r, name, asked, 0)
-	if e, ok := errors.AsType[*actions.Error](err); ok {
-		answer(w, statusOf(e), map[string]string{"error": e.Text})
-		return
-	}
-	if err != nil {
-		status, text := http.StatusInternalServerError, err.Error()
-		away, why := p.Explain(err)
-		if away {
-			status, text = http.StatusServiceUnavailable, "Postgres cannot be reached: "+why
-		}
-		answer(w, status, map[string]string{"error": text})
-		return
-	}
-	answer(w, http.StatusOK, result)
-}
-
-func answer(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // fails only if the client has gone
 }
 
 func statusOf(e *actions.Error) int {
