@@ -17,6 +17,7 @@ import (
 
 	"github.com/callq/callq/internal/access"
 	"github.com/callq/callq/internal/actions"
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/config"
 	"github.com/callq/callq/internal/console"
 )
@@ -107,8 +108,9 @@ func openPages(ctx context.Context, cfg *config.Config, address net.Addr, log *s
 	}
 	handler, err := console.New(console.Config{
 		Pool: schemas(cfg).In(pool), Client: client, Timeout: pageWithin, Logger: log, Guard: guard,
-		Actions: &actions.Actions{Pool: schemas(cfg).In(acting), Client: actor},
-		Explain: func(err error) (away bool, text string) { return isUnreachable(err), explained(err) },
+		AskBudgets: func(ctx context.Context, budgets []admin.Budget) { readBudgets(ctx, cfg, budgets) },
+		Actions:    &actions.Actions{Pool: schemas(cfg).In(acting), Client: actor},
+		Explain:    func(err error) (away bool, text string) { return isUnreachable(err), explained(err) },
 	})
 	if err != nil {
 		closeBoth()

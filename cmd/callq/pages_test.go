@@ -36,7 +36,7 @@ func askAs(t *testing.T, host, address, path string) (status int, body string) {
 func TestPagesServed(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t).withRedis()
-	w.config = atAnyPort + "limits: {api: {rate: 100/1s}}\nqueues: {pay: {limits: [api]}}\n"
+	w.config = atAnyPort + "limits: {api: {rate: 100/1s}}\nqueues: {pay: {limits: [api]}}\nbudgets: {search: {rate: 2/1h, burst: 1234}}\n"
 	id := strings.TrimSpace(w.do("enqueue", "sms", "--queue", "pay", "--key", "<script>alert(1)</script>", "--data", `{"to": "<b>"}`))
 	daemon := w
 	daemon.postgres = pgtest.NewLogins(t, w.postgres).Daemon
@@ -48,7 +48,7 @@ func TestPagesServed(t *testing.T) {
 		return status == http.StatusOK && strings.Contains(body, "no live worker handles task sms: 1 call waiting")
 	})
 	for path, words := range map[string]string{
-		"/calls": `href="/calls/` + id, "/calls/" + id: "no live worker handles task sms", "/limits/api": "100 per 1s", "/queues/pay": "no live worker handles it",
+		"/calls": `href="/calls/` + id, "/calls/" + id: "no live worker handles task sms", "/limits/api": "100 per 1s", "/queues/pay": "no live worker handles it", "/budgets": `data-l="Free now">1,234<`, "/budgets/search": "<dd>1,234</dd>",
 		"/keys/%3Cscript%3Ealert(1)%3C%2Fscript%3E": "&lt;script&gt;alert(1)&lt;/script&gt;",
 	} {
 		status, body := ask(t, address, path)

@@ -24,6 +24,7 @@ import (
 	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/access"
 	"github.com/callq/callq/internal/actions"
+	"github.com/callq/callq/internal/admin"
 	"github.com/callq/callq/internal/schema"
 )
 
@@ -36,6 +37,8 @@ type Config struct {
 	Guard   *access.Guard
 	Prefix  string        // of its paths, such as /callq, where another server's handler mounts it; empty: none
 	Timeout time.Duration // of each page
+	// AskBudgets asks Redis what budgets have; nil: nobody does.
+	AskBudgets func(context.Context, []admin.Budget)
 	// Explain is whether an error means that Postgres cannot be reached, and puts the error into one line.
 	Explain func(error) (away bool, text string)
 	Logger  *slog.Logger

@@ -45,13 +45,13 @@ func (p *pages) worker(ctx context.Context, r *http.Request) (*page, error) {
 
 func (p *pages) budget(ctx context.Context, r *http.Request) (*page, error) {
 	name := r.PathValue("name")
-	budgets, err := admin.Budgets(ctx, p.Pool)
+	budgets, err := p.readBudgets(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, b := range budgets {
 		if b.Name == name {
-			return &page{Template: "budget", Title: "Budget " + admin.Short(name), Body: b}, nil
+			return &page{Template: "budget", Title: "Budget " + admin.Short(name), Live: "yes", Body: b}, nil
 		}
 	}
 	return refused(http.StatusNotFound, "There is no budget of this name in force."), nil
@@ -69,8 +69,16 @@ func (p *pages) workers(ctx context.Context, _ *http.Request) (*page, error) {
 }
 
 func (p *pages) budgets(ctx context.Context, _ *http.Request) (*page, error) {
+	budgets, err := p.readBudgets(ctx)
+	return &page{Template: "budgets", Title: "Budgets", Live: "yes", Body: budgets}, err
+}
+
+func (p *pages) readBudgets(ctx context.Context) ([]admin.Budget, error) {
 	budgets, err := admin.Budgets(ctx, p.Pool)
-	return &page{Template: "budgets", Title: "Budgets", Body: budgets}, err
+	if err == nil && p.AskBudgets != nil {
+		p.AskBudgets(ctx, budgets)
+	}
+	return budgets, err
 }
 
 // keysBody is the keys whose calls wait.
