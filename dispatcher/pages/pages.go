@@ -27,10 +27,10 @@ type Role int
 
 // The roles.
 const (
-	Nobody   Role = iota
-	Viewer        // reads
-	Operator      // pauses and resumes, and changes calls
-	Admin         // changes limits
+	Nobody   = Role(access.Nobody)
+	Viewer   = Role(access.Viewer)   // reads
+	Operator = Role(access.Operator) // pauses and resumes, and changes calls
+	Admin    = Role(access.Admin)    // changes limits
 )
 
 // Config is what the pages need. Pool and Who have no default.
