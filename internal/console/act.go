@@ -313,24 +313,27 @@ func (b actedBody) Lines() []string {
 var errGoesOn = errors.New("it goes on")
 
 // do carries out an action to its end, even if whoever asked is gone. It waits no longer than it is told; 0: to the end.
-func (p *pages) do(r *http.Request, name string, asked actions.Request, wait time.Duration) (result actions.Result, err error) {
+func (p *pages) do(r *http.Request, name string, asked actions.Request, wait time.Duration) (actions.Result, error) {
+	type ending struct {
+		result actions.Result
+		err    error
+	}
 	ctx := context.WithoutCancel(r.Context())
-	done := make(chan struct{})
+	done := make(chan ending, 1)
 	go func() {
-		defer close(done)
-		if result, err = p.Actions.Do(ctx, name, asked, access.Of(ctx).Name); err != nil {
-			if _, told := errors.AsType[*actions.Error](err); !told {
-				p.Logger.ErrorContext(ctx, "action failed", "action", name, "by", access.Of(ctx).Name, "err", err)
-			}
+		result, err := p.Actions.Do(ctx, name, asked, access.Of(ctx).Name)
+		if _, told := errors.AsType[*actions.Error](err); err != nil && !told {
+			p.Logger.ErrorContext(ctx, "action failed", "action", name, "by", access.Of(ctx).Name, "err", err)
 		}
+		done <- ending{result, err}
 	}()
 	var late <-chan time.Time
 	if wait > 0 {
 		late = time.After(wait)
 	}
 	select {
-	case <-done:
-		return result, err
+	case e := <-done:
+		return e.result, e.err
 	case <-late:
 		return actions.Result{}, errGoesOn
 	case <-r.Context().Done():

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"html"
@@ -10,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -299,4 +301,46 @@ func TestRoles(t *testing.T) {
 		t.Errorf("from another site: %d", status)
 	}
 	a.want(`SELECT count(*) = 0 FROM callq.call_pauses`)
+}
+
+// Who leaves before an action has ended does not stop it.
+func TestActionGoesOn(t *testing.T) {
+	t.Parallel()
+	a := newActing(t, access.Operator)
+	tx, err := a.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM call_queue WHERE id = 4 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan int)
+	go func() {
+		status, _ := a.post("/api/calls/cancel", `{"ids": [4], "reason": "x"}`, func(r *http.Request) { *r = *r.WithContext(ctx) })
+		left <- status
+	}()
+	a.eventually(`SELECT count(*) = 1 FROM callq.call_audit`)
+	leave()
+	if status := <-left; status == http.StatusOK {
+		t.Errorf("it has ended: %d", status)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a.eventually(`SELECT status = 'cancelled' FROM call_queue WHERE id = 4`)
+}
+
+func (a *acting) eventually(sql string) {
+	a.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		var holds bool
+		err := a.pool.QueryRow(a.t.Context(), sql).Scan(&holds)
+		if err != nil || time.Now().After(deadline) {
+			a.t.Fatalf("does not come to hold: %s, %v", sql, err)
+		}
+		if holds {
+			return
+		}
+	}
 }
