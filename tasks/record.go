@@ -139,18 +139,19 @@ func clean(text string) string {
 
 // recorder writes the outcomes of attempts, many in a statement, and wakes dispatchers that may wait for what they free.
 type recorder struct {
-	closings   *ledger.Batch[ledger.Closing, error] // the answer is whether the row was free
-	closer     ledger.Closer
-	db         schema.DB
-	log        *slog.Logger
-	nearlyFull func() bool // the worker's slots are
-	wakes      chan struct{}
-	unused     atomic.Bool // units among what came free were given back
-	ended      ended
+	closings *ledger.Batch[ledger.Closing, error] // the answer is whether the row was free
+	closer   ledger.Closer
+	db       schema.DB
+	log      *slog.Logger
+	slots    *slots       // the worker's
+	ending   atomic.Int64 // outcomes that are not yet written
+	wakes    chan struct{}
+	unused   atomic.Bool // units among what came free were given back
+	ended    ended
 }
 
-func newRecorder(db schema.DB, log *slog.Logger, nearlyFull func() bool) *recorder {
-	r := &recorder{db: db, log: log, nearlyFull: nearlyFull, wakes: make(chan struct{}, 1)}
+func newRecorder(db schema.DB, log *slog.Logger, s *slots) *recorder {
+	r := &recorder{db: db, log: log, slots: s, wakes: make(chan struct{}, 1)}
 	weigh := func(c ledger.Closing) int { return len(c.Result) }
 	r.closings = ledger.NewBatch(batchSize, weigh, r.linger, func(ctx context.Context, closings []ledger.Closing) ([]error, error) {
 		return r.close(ctx, closings, false)
@@ -158,12 +159,12 @@ func newRecorder(db schema.DB, log *slog.Logger, nearlyFull func() bool) *record
 	return r
 }
 
-// linger has closes wait for others, but where somebody may wait for the unit or the slot.
-func (r *recorder) linger(c ledger.Closing, last time.Time) time.Time {
-	if c.Frees || frees(c) || r.nearlyFull() {
+// linger has closes wait for those of other attempts that run, but where somebody may wait for the unit or the slot.
+func (r *recorder) linger(c ledger.Closing, _ time.Time) time.Time {
+	if c.Frees || frees(c) || r.slots.nearlyFull() || r.ending.Load() >= int64(len(r.slots.tokens)) {
 		return time.Time{}
 	}
-	return last.Add(lingerMost)
+	return time.Now().Add(lingerMost)
 }
 
 // close closes attempts. Where somebody's transaction is in the way it closes only those whose rows are free, and answers
@@ -193,12 +194,17 @@ func (r *recorder) close(ctx context.Context, closings []ledger.Closing, apart b
 	return answers, nil
 }
 
-// record writes an outcome, and then calls done, which must not block. It waits only for a place among the outcomes to be
+// record writes an outcome, and then calls recorded, which must not block. It waits only for a place among the outcomes to be
 // written, so that no goroutine is parked for each.
 //
 // One that is not written then is tried until it is. Closing twice is harmless, so an unknown result is simply tried again. One
 // whose row errs, or is held by somebody's transaction, is tried apart from the others, which would wait with it.
-func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
+func (r *recorder) record(ctx context.Context, c ledger.Closing, recorded func()) {
+	r.ending.Add(1)
+	done := func() {
+		recorded()
+		r.ending.Add(-1)
+	}
 	again := func(apart bool) {
 		retry(ctx, 20*time.Millisecond, func() (err error) {
 			var answers []error
@@ -236,7 +242,7 @@ func (r *recorder) record(ctx context.Context, c ledger.Closing, done func()) {
 func (r *recorder) freed(closings []ledger.Closing) {
 	if slices.ContainsFunc(closings, frees) {
 		r.unforeseen()
-	} else if r.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
+	} else if r.slots.nearlyFull() || slices.ContainsFunc(closings, func(c ledger.Closing) bool { return c.Frees }) {
 		r.wake()
 	}
 }

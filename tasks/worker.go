@@ -89,10 +89,10 @@ type session struct {
 const (
 	maxLabels        = 64 // each claim reads the labels of all workers
 	batchSize        = 1024
-	loadSize         = 128       // an answer holds as much call_data
-	lanes            = 2         // connections for loads, for starts, and for closings: more gained nothing
-	connections      = 8         // lanes, heartbeats, and what handlers draw on
-	warmed           = 3 * lanes // of them: what is busy at once when many calls come
+	loadSize         = 128 // an answer holds as much call_data
+	lanes            = 2   // connections for loads, for starts, and for closings: more gained nothing
+	connections      = 8   // lanes, heartbeats, and what handlers draw on
+	warmed           = 2   // of them: more are opened when statements take long, as when many calls come
 	recordGrace      = 5 * time.Second
 	statementTimeout = 5 * time.Second
 )
@@ -188,7 +188,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		pool:     handoff.Pool(w.Tasks(), w.cfg.Labels),
 		loads:    ledger.NewBatch(loadSize, nil, nil, w.loadOnce),
 		starts:   newStarts(db, w.id),
-		recorder: newRecorder(db, w.log, w.slots.nearlyFull),
+		recorder: newRecorder(db, w.log, &w.slots),
 		running:  &running{db: db, of: map[*attempt]*progress{}},
 		budgets:  &budget.Store{DB: db, Redis: w.cfg.Budgets, Log: w.log, Within: answerWithin, Again: askAgain},
 		serving:  ctx, handling: handling, recording: recording,

@@ -107,8 +107,8 @@ func (b *Batch[Q, A]) Offer(ask Q) {
 	}
 }
 
-// lane gathers what waits when it has the turn, and serves it. It passes the turn on at once, unless it found a crowd: then the
-// next one gathers meanwhile, since one large statement costs less than two; but not for long, since this one may be stuck.
+// lane gathers what waits when it has the turn, and serves it. Meanwhile the next requests gather, since one large statement costs less
+// than two, and fewer connections do; but not for long, since this one may be stuck.
 func (b *Batch[Q, A]) lane(ctx context.Context) {
 	for {
 		select {
@@ -120,9 +120,6 @@ func (b *Batch[Q, A]) lane(ctx context.Context) {
 		select {
 		case first := <-b.requests:
 			batch := b.gather(ctx, first)
-			if len(batch) < crowd {
-				pass()
-			}
 			late := time.AfterFunc(turnWithin, pass)
 			b.serve(ctx, batch)
 			late.Stop()

@@ -183,13 +183,13 @@ func (r *Pools) For(task, before string) string {
 }
 
 // Packing is how many attempts one message carries when the pool gets m of a task. Each message costs a worker two trips to
-// Redis and a statement, and each worker two more statements. So few attempts make a message a worker, or one of up to 16 if
+// Redis and a statement, and each worker two more statements. So few attempts make a message a worker, or one of up to 32 if
 // they are HTTP calls, which take next to no CPU. Many make four a worker, so that the next goes to a worker that is free.
 func (p *Pool) Packing(task string, m int) int {
 	w, few := max(p.Workers, 1), 8
 	each := (m + w - 1) / w
 	if task == handoff.HTTP {
-		each, few = m, 16
+		each, few = m, 32
 	}
 	k := max(min(each, few), min(m/(4*w), 128))
 	return min(k, max(p.Slots/4, 1))

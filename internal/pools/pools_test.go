@@ -56,7 +56,8 @@ func TestPacking(t *testing.T) {
 		{1, 1, 9, 1, "own"},
 		{0, 0, 9, 1, "own"}, // nobody is alive
 		{2, 100, 5, 5, "http"},
-		{4, 100, 40, 16, "http"},
+		{4, 100, 20, 20, "http"},
+		{4, 200, 40, 32, "http"},
 		{4, 100, 400, 25, "http"},
 	} {
 		p := &Pool{Workers: c.workers, Slots: c.slots}

@@ -233,6 +233,9 @@ func (b *bench) spend(ctx context.Context, s limitedSystem, place pacedPlace, l 
 	if err != nil {
 		return f, err
 	}
+	if err := b.sayTop(ctx, float64(l.calls)); err != nil {
+		return f, err
+	}
 	arrived := seen(api.Requests())
 	f.Unfinished = max(f.Unfinished, l.calls-arrived.calls)
 	f.Requests = api.Count()
