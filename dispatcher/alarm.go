@@ -18,17 +18,21 @@ import (
 type alarm struct {
 	notified chan struct{} // there may be something to claim
 	freed    atomic.Bool   // units came free: what is blocked no longer holds
+	standsBy atomic.Bool   // another dispatcher claims: that one is told of calls
 	// For how long its connection may be silent before it is asked for an answer, and for how long that may take. Its TCP may be dead
 	// and swallow all that is said, and nothing tells.
 	askEvery, askWithin time.Duration
 }
 
-// notify has the loop poll soon. If units came free, it also polls the queues that waited for some.
+// notify has the loop poll soon. If units came free, it also polls the queues that waited for some. While the dispatcher stands by, the
+// loop does not wake up for what it would leave to the other.
 func (a *alarm) notify(freed bool) {
 	if freed {
 		a.freed.Store(true)
 	}
-	signal(a.notified)
+	if !a.standsBy.Load() {
+		signal(a.notified)
+	}
 }
 
 // listen passes on what producers and workers say on the channel of wakes, and reconnects for as long as ctx lives.
@@ -61,7 +65,7 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, names sc
 			return true, fmt.Errorf("wait for notifications: %w", err)
 		case notification != nil:
 			a.notify(notification.Payload == callqueue.WakeFreed)
-			if notification.Payload == "" && time.Since(heardAt) > hearAgain {
+			if notification.Payload == "" && !a.standsBy.Load() && time.Since(heardAt) > hearAgain {
 				heardAt = time.Now()
 				if _, err := conn.Exec(ctx, names.SQL(heardSQL)); err != nil {
 					return true, fmt.Errorf("note what was heard: %w", err)
@@ -71,7 +75,7 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, names sc
 	}
 }
 
-// Inserts are quiet for 80 ms after what this notes. Of those that notified meanwhile, some are still to be heard.
+// Inserts are quiet for 80 ms after what this notes, by the one that claims. Of those that notified meanwhile, some are still to be heard.
 const (
 	hearAgain = 40 * time.Millisecond
 	heardSQL  = `SELECT setval('callq.call_wake_seq', (date_part('epoch', clock_timestamp()) * 1000)::bigint)`

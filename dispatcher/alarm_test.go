@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/pgtest"
 	"github.com/callq/callq/internal/schema"
 )
@@ -86,6 +87,48 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 	if n := listens.Load(); n != 2 {
 		t.Errorf("%d connections listened", n)
 	}
+}
+
+// A dispatcher that stands by leaves wakes to the one that claims: it does not even note them, for which that one's claim would wait.
+// Units that came free it remembers.
+func TestStandbyLeavesWakes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	a := &alarm{notified: make(chan struct{}, 1), askEvery: time.Minute, askWithin: time.Second}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		a.listen(ctx, pool.Config().ConnConfig, schema.Names{}, slog.New(slog.DiscardHandler))
+	}()
+	defer func() { stop(); <-ended }()
+	<-a.notified // it listens
+	a.freed.Store(false)
+	a.standsBy.Store(true)
+	for _, said := range []string{`NOTIFY callq_wake`, `NOTIFY callq_wake, '` + callqueue.WakeFreed + `'`} {
+		if _, err := pool.Exec(ctx, said); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for !a.freed.Load() { // what is said is heard in order
+		if time.Sleep(time.Millisecond); ctx.Err() != nil {
+			t.Fatal("it heard nothing")
+		}
+	}
+	var noted *int64
+	if err := pool.QueryRow(ctx, `SELECT pg_sequence_last_value('callq.call_wake_seq')`).Scan(&noted); err != nil || noted != nil {
+		t.Errorf("a wake was noted at %v (%v)", noted, err)
+	}
+	select {
+	case <-a.notified:
+		t.Error("the loop was woken")
+	default:
+	}
+	a.standsBy.Store(false)
+	if _, err := pool.Exec(ctx, `NOTIFY callq_wake`); err != nil {
+		t.Fatal(err)
+	}
+	<-a.notified
 }
 
 // pings tells whoever waits that a connection is asked for an answer.

@@ -48,7 +48,9 @@ func (d *Dispatcher) stepLoop(ctx context.Context) {
 		}
 		d.pace.polled(time.Now())
 		in, err := d.observe(ctx, tick)
-		timer.Reset(d.pace.stepped(time.Now(), d.polls(in, err)))
+		left := d.polls(in, err)
+		d.alarm.standsBy.Store(left.standBy > 0)
+		timer.Reset(d.pace.stepped(time.Now(), left))
 	}
 }
 

@@ -34,7 +34,7 @@ func TestVacuumNeeded(t *testing.T) {
 		}
 		s.eventually(vacuumedSQL, 1)
 	}
-	s.want(`SELECT sum(vacuum_count) = 1 FROM pg_stat_user_tables WHERE relname LIKE 'call_%'`)
+	s.want(`SELECT sum(vacuum_count) = 1 AND sum(analyze_count) = 0 FROM pg_stat_user_tables WHERE relname LIKE 'call_%'`)
 }
 
 // Before Postgres 17 only the owner may vacuum a table, and anyone else gets no more than a warning for

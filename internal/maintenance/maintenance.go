@@ -279,14 +279,15 @@ func Analyze(ctx context.Context, pool schema.DB, tell Progress) error {
 }
 
 // VacuumNeeded vacuums the tables that need it before autovacuum, which checks once a minute:
-// call_open and call_usage change entirely within seconds. It skips tables that another session vacuums.
+// call_open and call_usage change entirely within seconds. It skips tables that another session vacuums. It collects no statistics:
+// that costs ten times as much, has every session plan anew, and the plans do not go by them (ledger.Settings).
 func VacuumNeeded(ctx context.Context, pool schema.DB) error {
 	rows, _ := pool.Query(ctx, vacuumNeededSQL)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("see what needs a vacuum: %w", err)
 	}
-	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED, ANALYZE)", tables, nobody)
+	return vacuum(ctx, pool, "VACUUM (SKIP_LOCKED)", tables, nobody)
 }
 
 // A table that was vacuumed within the last minute is left alone: what is dead there, an old
