@@ -131,8 +131,8 @@ func (b *Batch[Q, A]) lane(ctx context.Context) {
 
 const (
 	crowd      = 32
-	turnWithin = 20 * time.Millisecond
-	heavy      = 4 << 20 // bytes in one statement
+	turnWithin = 100 * time.Millisecond // no statement of Start or Close waits longer for a lock
+	heavy      = 4 << 20                // bytes in one statement
 	long       = time.Second
 )
 

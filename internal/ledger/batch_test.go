@@ -24,7 +24,7 @@ func TestLanesTakeTurns(t *testing.T) {
 		{"a few at a time", 1, 1, 10 * time.Millisecond, 20 * time.Millisecond},
 		{"a few behind a crowd", 100, 1, 10 * time.Millisecond, 20 * time.Millisecond},
 		{"a crowd behind a crowd", 100, 100, 10 * time.Millisecond, 20 * time.Millisecond},
-		{"behind one that is stuck", 100, 100, time.Second, 1020 * time.Millisecond},
+		{"behind one that is stuck", 100, 100, time.Second, 1100 * time.Millisecond},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	s.rates = rates{100, 500, 2000}
 	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
 	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured")
-	flags.IntVar(&s.top, "top", 0, "say after a drain, or with -paced, which statements took Postgres the longest, so many of them")
+	flags.IntVar(&s.top, "top", 0, "say after a drain, or with -paced or -limited, which statements took Postgres the longest, so many of them")
 	flags.IntVar(&s.ended, "ended", 0, "measure callq's drain beside tables in which so many calls have ended instead")
 	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
 	limited := flags.Bool("limited", false, "measure HTTP calls that wait under a limit instead, beside other queues with limiters")
