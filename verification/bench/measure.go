@@ -89,18 +89,36 @@ const clockTick = time.Second / 100
 // familyTime is the CPU time of a process and its children, those that have ended too; negative
 // where /proc does not say.
 func familyTime(pid int) time.Duration {
+	for {
+		ended, sum := childrenTime(pid)
+		own, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return -1
+		}
+		fields := statFields(own)
+		if fields == nil || ended < 0 {
+			return -1
+		}
+		// A child that ended meanwhile is in neither sum, or in both.
+		if ticks(fields[cutime:cstime+1]...) == ended {
+			return sum + ticks(fields[utime:cstime+1]...)
+		}
+	}
+}
+
+// childrenTime is the CPU time of a process's children: before it looked, of those that had ended, and of those that live.
+func childrenTime(pid int) (ended, living time.Duration) {
 	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return -1
+		return -1, 0
 	}
 	fields := statFields(own)
 	if fields == nil {
-		return -1
+		return -1, 0
 	}
-	sum := ticks(fields[utime : cstime+1]...)
 	all, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
-		return -1
+		return -1, 0
 	}
 	for _, path := range all {
 		stat, err := os.ReadFile(path)
@@ -108,10 +126,10 @@ func familyTime(pid int) time.Duration {
 			continue // it has ended meanwhile
 		}
 		if child := statFields(stat); child != nil && child[ppid] == strconv.Itoa(pid) {
-			sum += ticks(child[utime : stime+1]...)
+			living += ticks(child[utime : stime+1]...)
 		}
 	}
-	return sum
+	return ticks(fields[cutime : cstime+1]...), living
 }
 
 // Places in what follows the name in /proc/PID/stat; see proc_pid_stat(5).
@@ -119,6 +137,7 @@ const (
 	ppid   = 1
 	utime  = 11
 	stime  = 12
+	cutime = 13
 	cstime = 14
 )
 
