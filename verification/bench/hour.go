@@ -61,6 +61,7 @@ type hourEnd struct {
 	limit      int
 	left       int     // calls that are not done
 	millionMB  float64 // of a million attempts in the ledger
+	outcomes   string  // how many attempts there ended how
 	verified   string  // the last line of what verify says
 	violations error   // what verify found, or why it could not
 }
@@ -122,7 +123,7 @@ func (b *bench) hour(ctx context.Context) (samples []hourSample, end hourEnd, er
 		}
 		end.inserted = b.hourCalls()
 		end.answered, end.most = api.answered.Load(), seen.most()
-		if err := h.conn.QueryRow(ctx, hourMillionSQL).Scan(&end.millionMB); err != nil {
+		if err := h.conn.QueryRow(ctx, hourLedgerSQL).Scan(&end.millionMB, &end.outcomes); err != nil {
 			return err
 		}
 		end.verified, end.violations = h.verify(ctx, time.Since(begun))
@@ -131,9 +132,11 @@ func (b *bench) hour(ctx context.Context) (samples []hourSample, end hourEnd, er
 	return samples, end, err
 }
 
-// hourMillionSQL is of the ledger as it is, with the room of what was purged.
-const hourMillionSQL = `
-SELECT coalesce(pg_total_relation_size('public.call_attempts') / nullif(count(*), 0)::float, 0) FROM public.call_attempts`
+// hourLedgerSQL is of the ledger as it is, with the room of what was purged.
+const hourLedgerSQL = `
+SELECT coalesce(pg_total_relation_size('public.call_attempts') / nullif(sum(n), 0)::float, 0),
+    coalesce(string_agg(n || ' ' || outcome, ', ' ORDER BY n DESC), 'none')
+FROM (SELECT outcome, count(*) AS n FROM public.call_attempts GROUP BY outcome) o`
 
 // hourThirds inserts for as long as was asked for, and takes a sample at the end of each line.
 func (b *bench) hourThirds(ctx context.Context, h *hourCallq) (samples []hourSample, err error) {

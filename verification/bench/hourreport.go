@@ -14,11 +14,14 @@ const hourBack = 1.1 // a claim's cost of before the snapshot, times this, is as
 
 // hourSummary is what the samples of a run come to.
 type hourSummary struct {
-	Before, Held float64 // a claim's cost, µs a call: in the second half of the first third, and in the middle third
-	Back         float64 // seconds from the snapshot's end to that of the first line with the cost of before; below 0: none has it
+	Before, Held hourCosts // in the second half of the first third, and in the middle third
+	Back         float64   // seconds from the snapshot's end to that of the first line with the cost of before; below 0: none has it
 	LockWait     lockWait
 	Growth       []hourGrowth
 }
+
+// hourCosts are of a call, in µs.
+type hourCosts struct{ claims, closes, chores float64 }
 
 // hourGrowth is a size at four moments: at a sixth of the run, which is an hour's tenth minute, as the snapshot begins, as it
 // ends, and at the run's end.
@@ -36,10 +39,10 @@ func summarize(samples []hourSample) (sum hourSummary) {
 		return slices.DeleteFunc(slices.Clone(samples), func(s hourSample) bool { return s.Snapshot != snapshot })
 	}
 	first, middle, last := third(snapshotNotYet), third(snapshotHeld), third(snapshotEnded)
-	sum.Before, sum.Held, sum.Back = claimCost(first[len(first)/2:]), claimCost(middle), -1
+	sum.Before, sum.Held, sum.Back = costs(first[len(first)/2:]), costs(middle), -1
 	begins, ends := first[len(first)-1], middle[len(middle)-1]
 	for _, s := range last {
-		if s.Claims <= hourBack*sum.Before {
+		if s.Claims <= hourBack*sum.Before.claims {
 			sum.Back = s.At - ends.At
 			break
 		}
@@ -60,13 +63,15 @@ func summarize(samples []hourSample) (sum hourSummary) {
 	return sum
 }
 
-// claimCost is that of a call, over all calls of the samples.
-func claimCost(samples []hourSample) float64 {
-	var us, calls float64
+// costs are those of a call, over all calls of the samples.
+func costs(samples []hourSample) (c hourCosts) {
+	var calls float64
 	for _, s := range samples {
-		us, calls = us+s.Claims*s.Done, calls+s.Done
+		calls += s.Done
+		c.claims, c.closes, c.chores = c.claims+s.Claims*s.Done, c.closes+s.Closes*s.Done, c.chores+s.Chores*s.Done
 	}
-	return us / max(calls, 1)
+	calls = max(calls, 1)
+	return hourCosts{c.claims / calls, c.closes / calls, c.chores / calls}
 }
 
 // writeHour writes the summary: a table of sizes, and a line for each of the rest.
@@ -85,9 +90,10 @@ func writeHour(w io.Writer, samples []hourSample, end hourEnd) error {
 	}
 	for _, row := range [][2]string{
 		{"calls done", number(float64(end.inserted - end.left))},
-		{"claims before the snapshot, µs a call", number(sum.Before)},
-		{"claims under the snapshot, µs a call", number(sum.Held)},
-		{"under it / before it", ratio(sum.Held / sum.Before)},
+		{"claims, µs a call: before the snapshot; under it", pair(sum.Before.claims, sum.Held.claims)},
+		{"closes", pair(sum.Before.closes, sum.Held.closes)},
+		{"vacuum, retention and history", pair(sum.Before.chores, sum.Held.chores)},
+		{"claims under the snapshot / before it", ratio(sum.Held.claims / sum.Before.claims)},
 		{"claims back within 1.1x after its end", back},
 		{"longest wait for a lock, ms", whole(sum.LockWait.ms)},
 		{"a million attempts in the ledger, MB", whole(end.millionMB)},
@@ -101,8 +107,11 @@ func writeHour(w io.Writer, samples []hourSample, end hourEnd) error {
 	if sum.LockWait.query != "" {
 		fmt.Fprintf(w, "\nThe longest wait for a lock: %s\n", sum.LockWait.query)
 	}
+	fmt.Fprintf(w, "\nAttempts in the ledger: %s\n", end.outcomes)
 	if end.verified != "" {
 		fmt.Fprintf(w, "\nverify: %s\n", end.verified)
 	}
 	return nil
 }
+
+func pair(before, held float64) string { return whole(before) + "; " + whole(held) }

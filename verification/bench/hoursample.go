@@ -25,9 +25,10 @@ type hourSample struct {
 	Snapshot   string             `json:"snapshot"` // during the line
 	Done       float64            `json:"done"`     // attempts closed
 	PerSecond  float64            `json:"per_second"`
-	Postgres   float64            `json:"postgres_us"` // all statements of dispatchers and workers, without vacuum and retention
+	Postgres   float64            `json:"postgres_us"` // all statements of dispatchers and workers, but chores
 	Claims     float64            `json:"claims_us"`   // those of dispatchers
 	Closes     float64            `json:"closes_us"`
+	Chores     float64            `json:"chores_us"`
 	LockWait   float64            `json:"lock_wait_ms"` // the longest, as lockWatch sees it
 	LockedIn   string             `json:"locked_in"`    // its statement
 	Dispatcher float64            `json:"dispatcher_mib"`
@@ -57,14 +58,14 @@ type hourGrowing struct {
 }
 
 func hourHeading() string {
-	return "      at  snapshot  done/s  µs a call: Postgres  claims  closes  lock wait, ms  MiB: dispatcher  worker  Redis  MB: " +
+	return "      at  snapshot  done/s  µs a call: Postgres  claims  closes  chores  lock wait, ms  MiB: dispatcher  worker  Redis  MB: " +
 		strings.Join(hourTables(), "  ")
 }
 
 func (s hourSample) line() string {
 	at := time.Duration(s.At * float64(time.Second)).Round(time.Second)
-	text := fmt.Sprintf("%8s  %-8s  %6.0f  %19.0f  %6.0f  %6.0f  %13.0f  %15.1f  %6.1f  %5.1f    ",
-		at, s.Snapshot, s.PerSecond, s.Postgres, s.Claims, s.Closes, s.LockWait, s.Dispatcher, s.Worker, s.Redis)
+	text := fmt.Sprintf("%8s  %-8s  %6.0f  %19.0f  %6.0f  %6.0f  %6.0f  %13.0f  %15.1f  %6.1f  %5.1f    ",
+		at, s.Snapshot, s.PerSecond, s.Postgres, s.Claims, s.Closes, s.Chores, s.LockWait, s.Dispatcher, s.Worker, s.Redis)
 	for _, name := range hourTables() {
 		text += fmt.Sprintf("  %*.1f", len(name), s.Tables[name])
 	}
@@ -83,7 +84,7 @@ type hourSampler struct {
 }
 
 // hourTotals are what pg_stat_statements has counted, in µs.
-type hourTotals struct{ postgres, claims, closes, done float64 }
+type hourTotals struct{ postgres, claims, closes, chores, done float64 }
 
 func (h *hourSampler) take(ctx context.Context, snapshot string) (s hourSample, err error) {
 	now, totals, err := h.totals(ctx)
@@ -113,8 +114,8 @@ func (h *hourSampler) take(ctx context.Context, snapshot string) (s hourSample, 
 }
 
 func (h *hourSampler) totals(ctx context.Context) (now time.Time, t hourTotals, err error) {
-	err = h.bench.servers.admin.QueryRow(ctx, hourTotalsSQL, h.callq.conn.Config().Database, dispatchersRole, workersRole, tidying()).
-		Scan(&t.postgres, &t.claims, &t.closes, &t.done)
+	err = h.bench.servers.admin.QueryRow(ctx, hourTotalsSQL, h.callq.conn.Config().Database, dispatchersRole, workersRole, choresOf()).
+		Scan(&t.postgres, &t.claims, &t.closes, &t.chores, &t.done)
 	if err != nil {
 		return now, t, fmt.Errorf("read pg_stat_statements: %w", err)
 	}
@@ -124,26 +125,29 @@ func (h *hourSampler) totals(ctx context.Context) (now time.Time, t hourTotals, 
 	return time.Now(), t, nil
 }
 
-// tidying are statements of dispatchers that are no claims: vacuum, retention, and what checks of them.
-func tidying() []string {
+// choresOf are pieces of what dispatchers run once a minute or less: vacuum, retention, and the history of minutes. That is no claim.
+func choresOf() []string {
 	return []string{
-		"VACUUM%", "%seen AS MATERIALIZED%", "SELECT min(%", "DELETE FROM callq.call\\__%\\_history%", "%purge\\_versions%",
-		"%UPDATE public.call\\_attempts a SET result = NULL%", "%FROM pg\\_%",
+		`%VACUUM (%`, `%JOIN pg\_stat\_user\_tables%`,
+		`%seen AS MATERIALIZED%`, `%SELECT min(id)%`, `%SELECT min(call\_id)%`, `%purge\_versions%`,
+		`%UPDATE public.call\_attempts a SET result%`,
+		`%callq.call\_limit\_history%`, `%callq.call\_queue\_history%`, `%INTO callq.call\_meta%`,
 	}
 }
 
-// A close is known by what it deletes and by what it locks before.
+// A close is known by what it inserts, and by what it locks before.
 const hourTotalsSQL = `
-SELECT coalesce(sum(us), 0), coalesce(sum(us) FILTER (WHERE of = $2), 0), coalesce(sum(us) FILTER (WHERE closes OR locks), 0),
-    coalesce(sum(rows) FILTER (WHERE closes), 0)::float
+SELECT coalesce(sum(us) FILTER (WHERE NOT chore), 0), coalesce(sum(us) FILTER (WHERE of = $2 AND NOT chore), 0),
+    coalesce(sum(us) FILTER (WHERE closes OR locks), 0), coalesce(sum(us) FILTER (WHERE chore), 0), coalesce(sum(rows) FILTER (WHERE closes), 0)::float
 FROM (
     SELECT r.rolname AS of, 1000 * s.total_exec_time AS us, s.rows,
+        r.rolname = $2 AND s.query LIKE ANY ($4::text[]) AS chore,
         r.rolname = $3 AND s.query LIKE '%INSERT INTO public.call\_attempts%' AS closes,
         r.rolname = $3 AND s.query LIKE '%FOR UPDATE OF o' AS locks
     FROM pg_stat_statements s
     JOIN pg_roles r ON r.oid = s.userid
     JOIN pg_database d ON d.oid = s.dbid
-    WHERE d.datname = $1 AND r.rolname IN ($2, $3) AND NOT trim(s.query, E' \n') LIKE ANY ($4::text[])
+    WHERE d.datname = $1 AND r.rolname IN ($2, $3)
 ) s`
 
 func (t hourTotals) since(before hourTotals, took time.Duration) hourSample {
@@ -152,6 +156,7 @@ func (t hourTotals) since(before hourTotals, took time.Duration) hourSample {
 	return hourSample{
 		Done: done, PerSecond: done / took.Seconds(),
 		Postgres: each(before.postgres, t.postgres), Claims: each(before.claims, t.claims), Closes: each(before.closes, t.closes),
+		Chores: each(before.chores, t.chores),
 	}
 }
 
