@@ -18,7 +18,7 @@ JUDGES := ./fakeapi ./install ./model/... ./npmpostgres ./oracle ./servers ./set
 PLAIN := "/(internal/(hours|limit)|verification/model(/check)?)$$"
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short pages loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-limited bench-reads bench-long bench-check
+.PHONY: help build demo deps check test fuzz lint alerts vet fmt docs exact exact-short faults stalls-short stalls apis-short apis producers producers-short servers servers-short pages loss limits kill runs runs-short kill-night model sim sim-night campaigns forecast latency bench bench-plot bench-budgets bench-claims bench-paced bench-limited bench-reads bench-long bench-check long
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -175,6 +175,9 @@ bench-limited: deps ## 5,000 HTTP calls under 100/s and 20,000 under 1,000/s, be
 
 bench-long: deps ## the drain, retention and verify with 10,000,000 calls of three attempts each behind them: 20 minutes, 15 GB of disk
 	go run -C verification/bench . -ended 10000000 $(ARGS)
+
+long: deps ## an hour of calls at 500 a second: what they cost minute by minute, with retention, and with a snapshot held in its middle third. Fails if a rule is broken or a call is not done. ARGS="-for 4m" for a shorter run
+	go run -C verification/bench . -hour $(ARGS)
 
 bench-reads: deps ## what status, get, why and lists take among 1,000,000 calls, however they lie
 	go run -C verification/bench . -reads $(ARGS)

@@ -42,9 +42,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	budgets := flags.Bool("budgets", false, "measure draws on budgets instead, beside redis_rate")
 	paced := flags.Bool("paced", false, "measure what HTTP calls cost at real rates instead, beside River and a bare client")
 	s.rates = rates{100, 500, 2000}
-	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second")
-	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured")
-	flags.IntVar(&s.top, "top", 0, "say after a drain, or with -paced or -limited, which statements took Postgres the longest, so many of them")
+	hour := flags.Bool("hour", false, "measure an hour of HTTP calls instead, with retention, and with a snapshot held in its middle third")
+	flags.Var(&s.rates, "rates", "with -paced: how many calls come a second; with -hour: 500, unless it is given")
+	flags.DurationVar(&s.paceFor, "for", 10*time.Second, "with -paced: how long each is measured; with -hour: 1h, unless it is given")
+	flags.IntVar(&s.top, "top", 0, "say after a drain, or with -paced, -limited or -hour, which statements took Postgres the longest, so many of them")
 	flags.IntVar(&s.ended, "ended", 0, "measure callq's drain beside tables in which so many calls have ended instead")
 	as := flags.String("as", "", "what this program starts of itself: River's worker, or the bare client with a URL and a rate")
 	limited := flags.Bool("limited", false, "measure HTTP calls that wait under a limit instead, beside other queues with limiters")
@@ -80,6 +81,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		}
 		check = s.checkPaced
 		settings = pacedSettings()
+	case *hour:
+		s.forHour(flags)
+		check = s.checkHour
+		settings = hourSettings()
 	case *limited:
 		if !given(flags, "rounds") {
 			s.rounds = 3
@@ -117,6 +122,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	case *paced:
 		all, err := b.paced(ctx)
 		return show(stdout, *output, all, err, writePaced)
+	case *hour:
+		all, end, err := b.hour(ctx)
+		if err != nil {
+			return err
+		}
+		return errors.Join(show(stdout, *output, all, nil, func(w io.Writer, all []hourSample) error { return writeHour(w, all, end) }), end.err())
 	case *limited:
 		all, err := b.limited(ctx)
 		err = errors.Join(err, show(stdout, *output, all, nil, writeLimited))

@@ -125,7 +125,7 @@ func (b *bench) paced(ctx context.Context) (all []pacedFigure, err error) {
 	if err := b.buildCallq(ctx, place.callq); err != nil {
 		return nil, err
 	}
-	api, err := startAPI(ctx)
+	api, err := startAPI(ctx, func() {})
 	if err != nil {
 		return nil, err
 	}
@@ -332,13 +332,15 @@ type pacedAPI struct {
 	server   *http.Server
 }
 
-func startAPI(ctx context.Context) (*pacedAPI, error) {
+// startAPI starts it. It calls arrived for each request that has come.
+func startAPI(ctx context.Context, arrived func()) (*pacedAPI, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	a := &pacedAPI{url: "http://" + listener.Addr().String() + "/"}
 	a.server = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived()
 		select {
 		case <-time.After(answersAfter):
 			a.answered.Add(1)

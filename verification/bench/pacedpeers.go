@@ -114,10 +114,7 @@ func (c *pacedCallq) start(ctx context.Context, workers int) (all processes, err
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	environ := []string{
-		"DATABASE_URL=" + c.place.postgres, "REDIS_URL=" + c.place.redis, "CALLQ_CONFIG=" + config,
-		"CALLQ_HTTP_LISTEN=off", "CALLQ_HTTP_TASK_ALLOW_PRIVATE=true", "CALLQ_LOG_LEVEL=warn",
-	}
+	environ := c.environ(c.place.postgres, config)
 	for i := range dispatchers + workers {
 		verb := "work"
 		if i < dispatchers {
@@ -128,6 +125,14 @@ func (c *pacedCallq) start(ctx context.Context, workers int) (all processes, err
 		}
 	}
 	return all, nil
+}
+
+// environ is what its processes are told.
+func (c *pacedCallq) environ(postgres, config string) []string {
+	return []string{
+		"DATABASE_URL=" + postgres, "REDIS_URL=" + c.place.redis, "CALLQ_CONFIG=" + config,
+		"CALLQ_HTTP_LISTEN=off", "CALLQ_HTTP_TASK_ALLOW_PRIVATE=true", "CALLQ_LOG_LEVEL=warn",
+	}
 }
 
 // pacedArgs are an HTTP call in River.
