@@ -24,20 +24,16 @@ type Drained struct {
 }
 
 // Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. It reads what fell due
-// from since on; zero: everything. asks goes ahead in the same batch.
-func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, since, now time.Time) (Drained, error) {
+// from inboxSince and flowsSince on; zero: everything. asks goes ahead in the same batch.
+func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, inboxSince, flowsSince, now time.Time) (Drained, error) {
 	var t Drained
 	var inbox, woken int64
-	var keys []string   // of which one may no longer be blocked
-	var onward *string  // nor one from this on
-	var from *time.Time // nil: the beginning of time
-	if !since.IsZero() {
-		from = &since
-	}
+	var keys []string  // of which one may no longer be blocked
+	var onward *string // nor one from this on
 	asks.Queue(drainSQL, pgx.StrictNamedArgs{
-		"queue": queue, "since": from, "now": now, "rows": maxFlows, "calls": maxCalls,
+		"queue": queue, "since": orAll(inboxSince), "now": now, "rows": maxFlows, "calls": maxCalls,
 	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &t.UpTo) })
-	asks.Queue(wakeSQL, queue, nil, from, now, maxWakes).Exec(func(done pgconn.CommandTag) error {
+	asks.Queue(wakeSQL, queue, nil, orAll(flowsSince), now, maxWakes).Exec(func(done pgconn.CommandTag) error {
 		woken = done.RowsAffected()
 		return nil
 	})
@@ -61,6 +57,14 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, since, now
 		return t, fmt.Errorf("wake flows: %w", err)
 	}
 	return t, nil
+}
+
+// orAll is nil, for the beginning of time, where a time is zero.
+func orAll(since time.Time) *time.Time {
+	if since.IsZero() {
+		return nil
+	}
+	return &since
 }
 
 // drainSQL files the calls of due inbox rows into segments of their flows.

@@ -113,6 +113,9 @@ type dueQueue struct {
 	In   time.Duration `db:"due_in"`
 	// Needs are units of budgets that each call draws.
 	Needs map[string]int64 `db:"needs"`
+	// InboxAt and FlowAt are when its first inbox row and its first parked flow fall due.
+	InboxAt *time.Time `db:"inbox_at"`
+	FlowAt  *time.Time `db:"flow_at"`
 	// Drawn is the number of the last claim, of whatever dispatcher.
 	Drawn int64 `db:"drawn"`
 }
@@ -127,7 +130,7 @@ func (c *Claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, e
 	if err != nil {
 		return nil, false, fmt.Errorf("look for due calls: %w", err)
 	}
-	c.scan.end(began, c.Now())
+	c.scan.end(began, c.Now(), due)
 	if len(due) > 0 {
 		others = c.seen > 0 && due[0].Drawn > c.seen
 		c.seen = due[0].Drawn
@@ -136,13 +139,15 @@ func (c *Claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, e
 }
 
 // Three probes per queue: inbox rows, flows to wake, flows to claim from. run_at may be infinite, of which nothing can be
-// subtracted.
+// subtracted, and which Go cannot read.
 const dueSQL = `
 SELECT name, first_at <= clock_timestamp() AS due,
     least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in, needs,
+    least(greatest(inbox_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z') AS inbox_at,
+    least(greatest(flow_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z') AS flow_at,
     (SELECT coalesce(pg_sequence_last_value('callq.call_batch_seq'), 0)) AS drawn
 FROM (
-    SELECT r.name, nullif(r.needs, '{}') AS needs, least(n.at, w.at, a.at) AS first_at
+    SELECT r.name, nullif(r.needs, '{}') AS needs, n.at AS inbox_at, w.at AS flow_at, least(n.at, w.at, a.at) AS first_at
     FROM callq.call_queues r
     LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
     LEFT JOIN LATERAL (

@@ -4,36 +4,53 @@ import "time"
 
 // scanWindow is how far back polls look for what fell due. While somebody holds an old snapshot, an index keeps entries that
 // were long dealt with, and reading them all takes longer and longer. So a poll goes back to the beginning only if that has
-// not just been slow, else to a little before the last drain. What is older and was committed since, the next whole poll finds.
+// not just been slow, else to a little before the last drain, and now and then to a while before it. What is older and was committed
+// since, the next whole poll finds. A drain begins where its poll found the first row.
 type scanWindow struct {
 	drained map[string]time.Time // queue to the time on Postgres's clock up to which its last drain left nothing; zero: unknown
+	found   map[string]firsts    // queue to what this poll found
 	whole   bool                 // this poll goes back to the beginning
-	rest    time.Time            // until when polls need not do so again
+	behind  time.Duration        // else so far before the last drain
+	rest    time.Time            // until when polls need not go back to the beginning
+	wide    time.Time            // nor go back by scanBehind
 }
 
+// firsts is when a queue's first inbox row and its first parked flow fall due. Zero: before all times that Go has; nil: there is none.
+type firsts struct{ inbox, flow *time.Time }
+
 const (
-	scanBehind = 2 * time.Second // most transactions are shorter
-	scanRest   = 20              // a whole poll takes at most one part in so many of the time
+	scanBehind = 2 * time.Second        // most transactions are shorter,
+	scanNear   = 250 * time.Millisecond // and nearly all that insert
+	scanWide   = time.Second            // from one poll that goes back by scanBehind to the next
+	scanRest   = 50                     // a whole poll takes at most one part in so many of the time
 )
 
 // begin begins a poll: since is, for each queue where it does not go back to the beginning, how far it does.
 func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
+	r.found = map[string]firsts{}
 	r.whole = !now.Before(r.rest)
 	if r.whole {
 		return nil, nil
 	}
+	r.behind = scanNear
+	if !now.Before(r.wide) {
+		r.behind, r.wide = scanBehind, now.Add(scanWide)
+	}
 	for queue, at := range r.drained {
 		if !at.IsZero() {
-			queues, since = append(queues, queue), append(since, at.Add(-scanBehind))
+			queues, since = append(queues, queue), append(since, at.Add(-r.behind))
 		}
 	}
 	return queues, since
 }
 
-// end notes from when to a poll has read.
-func (r *scanWindow) end(began, now time.Time) {
+// end notes from when to a poll has read, and what it found.
+func (r *scanWindow) end(began, now time.Time, queues []dueQueue) {
 	if r.whole {
 		r.rest = now.Add(scanRest * now.Sub(began))
+	}
+	for _, q := range queues {
+		r.found[q.Name] = firsts{q.InboxAt, q.FlowAt}
 	}
 }
 
@@ -42,15 +59,23 @@ func (r *scanWindow) again(now time.Time) time.Duration {
 	if r.whole {
 		return pollLater
 	}
-	return r.rest.Sub(now)
+	return min(r.rest.Sub(now), r.wide.Sub(now))
 }
 
-// since is to where a drain within the poll goes back; zero: to the beginning.
-func (r *scanWindow) since(queue string) time.Time {
-	if at := r.drained[queue]; !r.whole && !at.IsZero() {
-		return at.Add(-scanBehind)
+// since is from where on a drain within the poll reads the inbox and parked flows; zero: from the beginning.
+func (r *scanWindow) since(queue string) (inbox, flow time.Time) {
+	of := func(first *time.Time) time.Time {
+		switch at := r.drained[queue]; {
+		case first != nil:
+			return *first
+		case at.IsZero():
+			return at
+		default: // it found none
+			return at.Add(-scanBehind)
+		}
 	}
-	return time.Time{}
+	found := r.found[queue]
+	return of(found.inbox), of(found.flow)
 }
 
 // lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under the capacity

@@ -43,30 +43,62 @@ func TestLowWater(t *testing.T) {
 // is found by one that does, and that comes as soon as it may.
 func TestScanWindow(t *testing.T) {
 	t.Parallel()
-	const took = 10 * time.Millisecond
-	now := time.Unix(1000, 0)
+	const took = 40 * time.Millisecond
+	now, drained := time.Unix(1000, 0), time.Unix(1000, 0)
 	r := scanWindow{drained: map[string]time.Time{}}
-	poll := func(whole bool) (again time.Duration) {
+	poll := func(behind time.Duration) (again time.Duration) {
 		t.Helper()
 		queues, since := r.begin(now)
-		if got := len(queues) == 0; got != whole {
-			t.Errorf("goes back to the beginning: %v, want %v", got, whole)
+		if whole := behind == 0; whole != (len(queues) == 0) {
+			t.Fatalf("goes back to the beginning: %v, want %v", len(queues) == 0, whole)
 		}
-		if !whole && !since[0].Equal(time.Unix(998, 0)) {
-			t.Errorf("goes back to %s", since[0])
+		if behind > 0 && drained.Sub(since[0]) != behind {
+			t.Errorf("goes back by %s, want %s", drained.Sub(since[0]), behind)
 		}
 		now = now.Add(took)
-		r.end(now.Add(-took), now)
-		r.drained["q"] = time.Unix(1000, 0)
+		r.end(now.Add(-took), now, nil)
+		r.drained["q"] = drained
 		return r.again(now)
 	}
-	if again := poll(true); again < time.Second {
+	if again := poll(0); again < time.Second {
 		t.Errorf("again in %s though nothing was passed", again)
 	}
-	again := poll(false)
-	if want := (scanRest - 1) * took; again != want {
+	ends := now.Add(scanRest * took)
+	if again, want := poll(scanBehind), scanWide-took; again != want {
+		t.Errorf("again in %s, want %s", again, want)
+	}
+	again := poll(scanNear)
+	if want := scanWide - 2*took; again != want {
 		t.Errorf("again in %s, want %s", again, want)
 	}
 	now = now.Add(again)
-	poll(true)
+	if again, want := poll(scanBehind), ends.Sub(now); again != want {
+		t.Errorf("again in %s, want %s: then one may go back to the beginning", again, want)
+	}
+	now = ends
+	poll(0)
+}
+
+// A drain begins where its poll found the first row, and where that found none, with what may have been committed since.
+func TestDrainBeginsAtTheFirst(t *testing.T) {
+	t.Parallel()
+	drained, first := time.Unix(1000, 0), time.Unix(990, 0)
+	for name, c := range map[string]struct {
+		drained time.Time
+		found   *time.Time
+		want    time.Time
+	}{
+		"one was found":                     {drained, &first, first},
+		"one before all times":              {drained, &time.Time{}, time.Time{}},
+		"none":                              {drained, nil, drained.Add(-scanBehind)},
+		"none, and nothing is known":        {time.Time{}, nil, time.Time{}},
+		"one was found, nothing was before": {time.Time{}, &first, first},
+	} {
+		r := scanWindow{drained: map[string]time.Time{"q": c.drained}}
+		r.begin(time.Unix(1, 0))
+		r.end(time.Unix(1, 0), time.Unix(1, 0), []dueQueue{{Name: "q", InboxAt: c.found, FlowAt: &first}})
+		if inbox, flow := r.since("q"); !inbox.Equal(c.want) || !flow.Equal(first) {
+			t.Errorf("%s: the inbox from %s on, flows from %s, want %s and %s", name, inbox, flow, c.want, first)
+		}
+	}
 }

@@ -180,7 +180,8 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	var asks pgx.Batch
 	s.queue.Draw(&asks)
 	s.askForWorkers(&asks, &c.turnover)
-	drained, err := backlog.Drain(ctx, conn, &asks, queue, c.scan.since(queue), s.now)
+	inbox, flows := c.scan.since(queue)
+	drained, err := backlog.Drain(ctx, conn, &asks, queue, inbox, flows, s.now)
 	c.claims++
 	c.seen, c.standBy = max(c.seen, s.queue.Batch), time.Time{} // others see the number, and stand by
 	if err != nil {
