@@ -72,9 +72,10 @@ type Dispatcher struct {
 	next     chan *Settings           // the newest from Reload, until apply takes it
 	ticks    chan struct{}            // the schedule's; one may wait
 	alarm    *alarm
-	stopping atomic.Bool  // the context has ended: what is in hand is finished, and no more is begun
-	applied  atomic.Bool  // for Ready
-	ticked   atomic.Int64 // for Ready: when the last tick ended, Unix ns; 0: none yet
+	stopping atomic.Bool        // the context has ended: what is in hand is finished, and no more is begun
+	applied  atomic.Bool        // for Ready
+	ticked   atomic.Int64       // for Ready: when the last tick ended, Unix ns; 0: none yet
+	purger   maintenance.Purger // used by the job of retention alone
 
 	// What follows is used by one goroutine only: stepLoop, or the caller of Once or Step. stepping is held by a step, and by a reload,
 	// which reads the clock for claims too.

@@ -54,22 +54,26 @@ func (s *Schedule) check() error {
 type jobs struct {
 	cron *cron.Cron
 	of   Schedule
-	runs []func() // as Schedule.specs has them
+	runs []cron.Job // as Schedule.specs has them
 }
 
 // newJobs makes the jobs. cron does not recover panics by itself; Recover stands inside, for a panic that passed through
-// SkipIfStillRunning would leave it locked for good.
+// SkipIfStillRunning would leave it locked for good. Both are of a job whatever its schedule: what follow adds anew does not run
+// beside what still runs.
 func (d *Dispatcher) newJobs(ctx context.Context) *jobs {
 	log := cron.PrintfLogger(slog.NewLogLogger(d.cfg.Logger.Handler(), slog.LevelError))
-	chain := cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log))
-	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log), chain), runs: []func(){
+	chain := cron.NewChain(cron.SkipIfStillRunning(log), cron.Recover(log))
+	j := &jobs{cron: cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log))}
+	for _, run := range []cron.FuncJob{
 		func() { signal(d.ticks) },
 		func() { d.purge(ctx) },
 		func() { d.logJob(ctx, "vacuum", maintenance.Vacuum(ctx, d.cfg.db)) },
 		func() { d.logJob(ctx, "vacuum", maintenance.VacuumNeeded(ctx, d.cfg.db)) },
 		func() { d.noteHistory(ctx) },
 		func() { d.verify(ctx) },
-	}}
+	} {
+		j.runs = append(j.runs, chain.Then(run))
+	}
 	j.follow(d.current.Load().Schedule)
 	return j
 }
@@ -84,7 +88,7 @@ func (j *jobs) follow(s Schedule) {
 	}
 	for i, spec := range s.specs() {
 		if spec != off {
-			_, _ = j.cron.AddFunc(spec, j.runs[i]) // s was checked
+			_, _ = j.cron.AddJob(spec, j.runs[i]) // s was checked
 		}
 	}
 	j.of = s
@@ -92,7 +96,7 @@ func (j *jobs) follow(s Schedule) {
 
 // purge runs retention and logs what it did.
 func (d *Dispatcher) purge(ctx context.Context) {
-	purged, err := maintenance.Purge(ctx, d.cfg.db, d.current.Load().Retention)
+	purged, err := d.purger.Purge(ctx, d.cfg.db, d.current.Load().Retention)
 	d.logJob(ctx, "retention", err)
 	if purged.Calls+purged.Attempts+purged.Results > 0 {
 		d.cfg.Logger.InfoContext(ctx, "calls purged", "calls", purged.Calls, "attempts", purged.Attempts, "results", purged.Results)

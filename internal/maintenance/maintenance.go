@@ -33,14 +33,14 @@ type Purged struct {
 
 const day = 24 * time.Hour
 
-const purgeBatch = 1000 // rows that one transaction reads, so that none is long
-
 // Purge removes calls that ended longer ago than keep. Then it removes the attempts in the ledger
 // whose call is gone and that no window reaches, the history of minutes, the versions of limits that no attempt refers to, and
 // answers that are older than their queue's store_for.
 //
 // Purge never frees a unit: what a limit has used does not depend on these rows while a window reaches
 // them. Each batch is a transaction of its own: what was removed before an error stays so.
+//
+// It reads all calls and attempts. Who runs it over and over has a [Purger].
 func Purge(ctx context.Context, pool schema.DB, keep Retention) (Purged, error) {
 	return PurgeAndTell(ctx, pool, keep, nobody)
 }
@@ -52,64 +52,31 @@ func nobody(string, int64, int64) {}
 
 // PurgeAndTell is Purge, and tells its progress. Of calls and attempts that is how many of the ids it has gone through: some may
 // have no row any more.
-func PurgeAndTell(ctx context.Context, pool schema.DB, keep Retention, tell Progress) (p Purged, err error) {
-	for _, rows := range []struct {
-		what, sql, nextSQL, idsSQL string
-		args                       pgx.StrictNamedArgs
-		removed                    *int64
-	}{
-		{"calls", purgeCallsSQL, `SELECT min(id) FROM public.call_queue WHERE id > $1`, `SELECT min(id), max(id) FROM public.call_queue`, keep.args(), &p.Calls},
-		{"attempts", purgeAttemptsSQL, `SELECT min(call_id) FROM public.call_attempts WHERE call_id > $1`, `SELECT min(call_id), max(call_id) FROM public.call_attempts`, pgx.StrictNamedArgs{}, &p.Attempts},
-	} {
-		tell(rows.what, 0, 0)
-		var first, last *int64 // nil: there are none
-		if err := pool.QueryRow(ctx, rows.idsSQL).Scan(&first, &last); err != nil {
-			return p, fmt.Errorf("purge %s: %w", rows.what, err)
-		}
-		// Where a row spoils the statement, fewer are read, in the end that one alone, which is passed over.
-		after, most := new(int64(0)), purgeBatch
-		for after != nil {
-			var next *int64 // nil: the end
-			var removed int64
-			rows.args["after"], rows.args["most"] = *after, most
-			err := pool.QueryRow(ctx, rows.sql, rows.args).Scan(&next, &removed)
-			if ledger.Spoiled(err) && most > 1 {
-				most /= 2
-				continue
-			}
-			if ledger.Spoiled(err) {
-				p.Kept, p.KeptFor = p.Kept+1, ledger.Reason(err)
-				err = pool.QueryRow(ctx, rows.nextSQL, *after).Scan(&next)
-			}
-			if err != nil {
-				return p, fmt.Errorf("purge %s: %w", rows.what, err)
-			}
-			after, most = next, min(2*most, purgeBatch)
-			*rows.removed += removed
-			if first != nil && after != nil {
-				tell(rows.what, *after-*first+1, *last-*first+1)
-			}
-		}
-	}
-	tell("history", 0, 0)
+func PurgeAndTell(ctx context.Context, pool schema.DB, keep Retention, tell Progress) (Purged, error) {
+	return new(Purger).run(ctx, pool, keep, tell)
+}
+
+// purgeHistory removes the minutes that are no longer kept.
+func purgeHistory(ctx context.Context, pool schema.DB, keep Retention) error {
 	for _, sql := range []string{purgeLimitHistorySQL, purgeQueueHistorySQL} {
-		if _, err = pool.Exec(ctx, sql, max(0, cmp.Or(keep.History, 7*day))); err != nil {
-			return p, fmt.Errorf("remove the history: %w", err)
+		if _, err := pool.Exec(ctx, sql, max(0, cmp.Or(keep.History, 7*day))); err != nil {
+			return fmt.Errorf("remove the history: %w", err)
 		}
 	}
-	if _, err = pool.Exec(ctx, `SELECT callq.purge_versions()`); err != nil {
-		return p, fmt.Errorf("remove versions of limits: %w", err)
-	}
-	for removed := int64(purgeBatch); removed == purgeBatch; p.Results += removed {
-		tell("answers", p.Results, 0)
+	return nil
+}
+
+// purgeResults removes answers, in batches, and tells how many it has removed.
+func purgeResults(ctx context.Context, pool schema.DB, results *int64, tell Progress) error {
+	for removed := int64(purgeBatch); removed == purgeBatch; *results += removed {
+		tell("answers", *results, 0)
 		tag, err := pool.Exec(ctx, purgeResultsSQL, purgeBatch)
 		if err != nil {
-			return p, fmt.Errorf("purge answers: %w", err)
+			return fmt.Errorf("purge answers: %w", err)
 		}
 		removed = tag.RowsAffected()
 	}
-	_, err = pool.Exec(ctx, retentionEndedSQL)
-	return p, ledger.Wrap("note that retention ended", err)
+	return nil
 }
 
 // By it an alert sees that retention no longer works, or is no longer run.
@@ -165,19 +132,12 @@ func (r Retention) args() pgx.StrictNamedArgs {
 }
 
 // oldEnough is of a call q, or NULL. One with an open attempt stays: it was cancelled while it ran.
-const oldEnough = `(q.finished_at < clock_timestamp() - CASE q.status
-            WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END
+const (
+	oldEnough = `(q.finished_at < clock_timestamp() - ` + keptFor + `
       AND NOT EXISTS (SELECT 1 FROM callq.call_open o WHERE o.call_id BETWEEN q.id AND q.id))`
-
-const purgeCallsSQL = `
-WITH seen AS MATERIALIZED (SELECT id FROM public.call_queue WHERE id > @after ORDER BY id LIMIT @most), old AS MATERIALIZED (
-    SELECT q.id
-    FROM seen s JOIN public.call_queue q ON q.id BETWEEN s.id AND s.id
-    WHERE ` + oldEnough + `
-    ORDER BY s.id
-    FOR UPDATE OF q SKIP LOCKED
-), removed AS (DELETE FROM public.call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING 1)
-SELECT (SELECT max(id) FROM seen), (SELECT count(*) FROM removed)`
+	keptFor = `CASE q.status
+            WHEN 'done' THEN @done::interval WHEN 'failed' THEN @failed::interval WHEN 'cancelled' THEN @cancelled::interval END`
+)
 
 // outOfReach is of an attempt a that no window needs: reachSQL, as r, has how far they go back. Twice the
 // longest window leaves room for one that is raised.
@@ -186,30 +146,6 @@ const (
 	outOfReach = `NOT EXISTS (SELECT 1 FROM callq.call_open o WHERE o.call_id BETWEEN a.call_id AND a.call_id)
       AND coalesce(a.arrived_by, a.finished_at) < clock_timestamp() - r.back`
 )
-
-// The mark is up to where the ledger may lack rows. It keeps a limit shut whose window would reach behind it (policy.Backfill).
-const purgeAttemptsSQL = `
-WITH seen AS MATERIALIZED (
-    SELECT call_id, attempt FROM public.call_attempts WHERE call_id > @after ORDER BY call_id, attempt LIMIT @most
-), whole AS MATERIALIZED (
-    -- the last call of the batch may continue behind it: it is seen again by the next
-    SELECT call_id, attempt FROM seen
-    WHERE (SELECT count(*) FROM seen) < @most OR call_id < (SELECT max(call_id) FROM seen)
-       OR (SELECT min(call_id) = max(call_id) FROM seen)
-), reach AS (` + reachSQL + `
-), removed AS (
-    DELETE FROM public.call_attempts a
-    USING whole w, reach r
-    WHERE a.call_id = ANY (ARRAY[w.call_id]) AND a.attempt = w.attempt
-      AND NOT EXISTS (SELECT 1 FROM public.call_queue q WHERE q.id BETWEEN a.call_id AND a.call_id)
-      AND ` + outOfReach + `
-    RETURNING a.arrived_by
-), marked AS (
-    INSERT INTO callq.call_meta AS m (name, at)
-    SELECT 'ledger', max(arrived_by) FROM removed HAVING max(arrived_by) IS NOT NULL
-    ON CONFLICT (name) DO UPDATE SET at = greatest(m.at, excluded.at)
-)
-SELECT (SELECT max(call_id) FROM whole), (SELECT count(*) FROM removed)`
 
 // Vacuum runs a plain VACUUM (ANALYZE) of the tables that calls go through. It blocks nothing.
 func Vacuum(ctx context.Context, pool schema.DB) error { return VacuumAndTell(ctx, pool, nobody) }
