@@ -1,6 +1,15 @@
 package dispatcher
 
-import "testing"
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/robfig/cron/v3"
+
+	"github.com/callq/callq/internal/ledger/ledgertest"
+	"github.com/callq/callq/internal/pgtest"
+)
 
 // What cron cannot run is an error, and no panic.
 func TestScheduleIsChecked(t *testing.T) {
@@ -26,4 +35,49 @@ func TestScheduleIsChecked(t *testing.T) {
 	if err := s.check(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A job whose schedule a reload changed does not run beside its run by the former schedule.
+func TestJobsRunAloneAcrossReloads(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	client := redis.NewClient(&redis.Options{}) // nothing asks it
+	t.Cleanup(func() { _ = client.Close() })
+	d, err := New(Config{Pool: pool, Redis: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := d.newJobs(t.Context())
+	retention := func(every time.Duration) (job cron.Job) {
+		j.follow(Schedule{Retention: "@every " + every.String()})
+		for _, entry := range j.cron.Entries() {
+			if entry.Schedule == (cron.ConstantDelaySchedule{Delay: every}) {
+				job = entry.WrappedJob
+			}
+		}
+		return job
+	}
+	former, next := retention(2*time.Hour), retention(3*time.Hour)
+
+	held, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := held.Exec(t.Context(), `LOCK public.call_queue`); err != nil {
+		t.Fatal(err)
+	}
+	formerEnds, nextEnds := make(chan struct{}), make(chan struct{})
+	go func() { defer close(formerEnds); former.Run() }()
+	ledgertest.AwaitLocks(t, pool, 1) // it waits for the table
+	go func() { defer close(nextEnds); next.Run() }()
+	select {
+	case <-nextEnds:
+	case <-time.After(time.Minute):
+		t.Error("it ran beside the other")
+	}
+	if err := held.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-formerEnds
+	<-nextEnds
 }
