@@ -82,15 +82,12 @@ func (l *ledgerOf) read(table string) (n int64) {
 	l.t.Helper()
 	// Sessions tell what they have read when they end, if not before.
 	l.pool.Reset()
-	for range 100 {
-		var busy bool
-		if err := l.pool.QueryRow(l.t.Context(), `SELECT count(*) > 1 FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'`).Scan(&busy); err != nil {
-			l.t.Fatal(err)
+	for busy, end := true, time.Now().Add(time.Minute); busy; {
+		err := l.pool.QueryRow(l.t.Context(), `SELECT count(*) > 1 FROM pg_stat_activity, pg_sleep(0.005)
+			WHERE datname = current_database() AND backend_type = 'client backend'`).Scan(&busy)
+		if err != nil || time.Now().After(end) {
+			l.t.Fatalf("sessions have not ended (%v)", err)
 		}
-		if !busy {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	if err := l.pool.QueryRow(l.t.Context(), `SELECT s.seq_tup_read + sum(i.idx_tup_read)::bigint
 		FROM pg_stat_user_tables s JOIN pg_stat_user_indexes i USING (relid) WHERE s.relname = $1 GROUP BY s.seq_tup_read`, table).Scan(&n); err != nil {

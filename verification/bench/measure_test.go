@@ -16,7 +16,7 @@ func TestFamilyTimeNeverFalls(t *testing.T) {
 	}
 	defer func() { _ = family.Process.Kill(); _ = family.Wait() }()
 	if familyTime(family.Process.Pid) < 0 {
-		t.Skip("/proc does not say what processes use")
+		t.Skip("it needs Linux: what processes use is read from /proc")
 	}
 	for last, looks := time.Duration(0), 0; last < time.Second; looks++ {
 		now := familyTime(family.Process.Pid)
