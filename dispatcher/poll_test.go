@@ -166,12 +166,12 @@ func TestPausedKeyOfAFullLimit(t *testing.T) {
 	d := s.dispatcher(r)
 	s.tick(d) // takes the call in line
 	s.tick(d)
-	for range 20 { // a poll that also looks back begins another soon
+	for range 20 { // a poll that does not look back to the beginning begins another soon, though not at once
 		next, err := d.Step(t.Context(), false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if next > 100*time.Millisecond {
+		if next > 20*time.Millisecond {
 			return
 		}
 	}

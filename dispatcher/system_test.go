@@ -337,7 +337,7 @@ func (s *system) claimAtOnce(dispatchers []*dispatcher.Dispatcher) {
 	s.t.Helper()
 	for _, queue := range one[[]string](s, `SELECT array_agg(name) FROM callq.call_queues`) {
 		if err := pgx.BeginFunc(context.Background(), s.pool, func(tx pgx.Tx) error {
-			_, err := backlog.Drain(context.Background(), tx, &pgx.Batch{}, queue, time.Time{}, time.Time{}, time.Now().Add(time.Hour))
+			_, err := backlog.Drain(context.Background(), tx, &pgx.Batch{}, backlog.Due{Queue: queue, Now: time.Now().Add(time.Hour)})
 			return err
 		}); err != nil {
 			s.t.Fatal(err)

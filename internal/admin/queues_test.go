@@ -18,7 +18,7 @@ func takeIn(t *testing.T, pool *pgxpool.Pool, queue string) {
 	t.Helper()
 	for all := false; !all; {
 		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			taken, err := backlog.Drain(t.Context(), tx, &pgx.Batch{}, queue, time.Time{}, time.Time{}, time.Now())
+			taken, err := backlog.Drain(t.Context(), tx, &pgx.Batch{}, backlog.Due{Queue: queue, Now: time.Now()})
 			all = taken.All
 			return err
 		}); err != nil {

@@ -16,31 +16,50 @@ const (
 	maxWakes = 1000
 )
 
-// Drained is the result of a drain.
-type Drained struct {
-	Some bool      // it drained or woke something
-	All  bool      // nothing else was due
-	UpTo time.Time // nothing else fell due before; zero: unknown
+// Due is what a drain is to read: what fell due in a queue up to Now, from InboxSince and FlowsSince on; zero: everything.
+type Due struct {
+	Queue                       string
+	InboxSince, FlowsSince, Now time.Time
+	Known                       []Flow // few, and where they were last: the drain finds them without the index
 }
 
-// Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. It reads what fell due
-// from inboxSince and flowsSince on; zero: everything. asks goes ahead in the same batch.
-func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, inboxSince, flowsSince, now time.Time) (Drained, error) {
+// Drained is the result of a drain.
+type Drained struct {
+	Some  bool      // it drained or woke something
+	Woke  bool      // perhaps flows that are not among Filed
+	All   bool      // nothing else was due
+	UpTo  time.Time // nothing else fell due before; zero: unknown
+	Filed []Flow    // which calls were filed into, as they are now, but for those that are parked
+}
+
+// Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. asks goes ahead in the same
+// batch.
+func Drain(ctx context.Context, tx DB, asks *pgx.Batch, due Due) (Drained, error) {
 	var t Drained
 	var inbox, woken int64
 	var keys []string  // of which one may no longer be blocked
 	var onward *string // nor one from this on
-	asks.Queue(drainSQL, pgx.StrictNamedArgs{
-		"queue": queue, "since": orAll(inboxSince), "now": now, "rows": maxFlows, "calls": maxCalls,
-	}).QueryRow(func(row pgx.Row) error { return row.Scan(&inbox, &keys, &onward, &t.All, &t.UpTo) })
-	asks.Queue(wakeSQL, queue, nil, orAll(flowsSince), now, maxWakes).Exec(func(done pgconn.CommandTag) error {
+	asks.Queue(drainSQL, due.args()).Query(func(rows pgx.Rows) error {
+		var f Flow
+		var parked bool
+		_, err := pgx.ForEachRow(rows, []any{
+			&inbox, &keys, &onward, &t.All, &t.UpTo, &f.Key, &f.Priority, &f.Task, &f.Calls, &f.Head, &f.Consumed, &f.Tail, &f.Place, &parked,
+		}, func() error {
+			if !parked {
+				t.Filed = append(t.Filed, f)
+			}
+			return nil
+		})
+		return err
+	})
+	asks.Queue(wakeSQL, due.Queue, nil, orAll(due.FlowsSince), due.Now, maxWakes).Exec(func(done pgconn.CommandTag) error {
 		woken = done.RowsAffected()
 		return nil
 	})
 	if err := tx.SendBatch(ctx, asks).Close(); err != nil {
 		return t, fmt.Errorf("look at the workers and drain the inbox: %w", err)
 	}
-	t.Some = inbox+woken > 0
+	t.Some, t.Woke = inbox+woken > 0, woken > 0
 	if woken >= maxWakes {
 		t.All, t.UpTo = false, time.Time{}
 	}
@@ -48,15 +67,26 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, queue string, inboxSince
 		return t, nil
 	}
 	var wakes pgx.Batch
-	wakes.Queue(wakeSQL, queue, keys, nil, time.Time{}, 0) // no others
+	wakes.Queue(wakeSQL, due.Queue, keys, nil, time.Time{}, 0).Exec(func(done pgconn.CommandTag) error { // no others
+		t.Woke = t.Woke || done.RowsAffected() > 0
+		return nil
+	})
 	if onward != nil {
-		wakes.Queue(wakeOnwardSQL, queue, *onward, now, maxWakes)
-		t.All = false // perhaps
+		wakes.Queue(wakeOnwardSQL, due.Queue, *onward, due.Now, maxWakes)
+		t.Woke, t.All = true, false // perhaps
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
 	}
 	return t, nil
+}
+
+// args are those of drainSQL.
+func (d Due) args() pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"queue": d.Queue, "since": orAll(d.InboxSince), "now": d.Now, "rows": maxFlows, "calls": maxCalls,
+		"places": column(d.Known, func(f Flow) string { return f.Place }),
+	}
 }
 
 // orAll is nil, for the beginning of time, where a time is zero.
@@ -69,8 +99,17 @@ func orAll(since time.Time) *time.Time {
 
 // drainSQL files the calls of due inbox rows into segments of their flows.
 const drainSQL = `
+-- While somebody holds an old snapshot, an index leads through all versions that a flow had since.
+WITH known AS MATERIALIZED (
+    SELECT f.*
+    FROM unnest(@places::text[]) AS at (place)
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place, key, priority, task, calls, head, consumed, tail FROM callq.call_flows
+        WHERE ctid = at.place::tid AND queue = @queue OFFSET 0
+    ) f
+),
 -- Whole rows, through call_inbox_due_idx, until they have flows or calls enough.
-WITH due AS MATERIALIZED (
+due AS MATERIALIZED (
     DELETE FROM callq.call_inbox
     WHERE ctid = ANY (ARRAY(
         SELECT ctid
@@ -87,18 +126,21 @@ WITH due AS MATERIALIZED (
 ),
 -- What waits again, and was due before the flow's first call, goes to the front: it was claimed, and not sent.
 ranked AS MATERIALIZED (
-    SELECT d.key, d.priority, d.task, d.at, d.calls, d.ids || '{}'::bigint[] AS ids, d.keys, coalesce(f.front, false) AS front
-    FROM due d
+    SELECT r.key, r.priority, r.task, r.at, r.calls, r.ids || '{}'::bigint[] AS ids, r.keys, coalesce(f.front, false) AS front
+    FROM due r
+    LEFT JOIN known k ON r.again AND k.key = r.key AND k.priority = r.priority AND k.task = r.task
     LEFT JOIN LATERAL (
-        SELECT (d.at, d.ids[1]) < (q.run_at, q.id) AS front
+        SELECT (r.at, r.ids[1]) < (q.run_at, q.id) AS front
         FROM (
+            SELECT k.head, k.consumed WHERE r.again AND k.calls > 0
+            UNION ALL
             SELECT head, consumed FROM callq.call_flows
-            WHERE d.again AND queue = @queue AND key = d.key AND priority = d.priority AND task = d.task AND calls > 0 OFFSET 0
+            WHERE r.again AND k.place IS NULL AND queue = @queue AND key = r.key AND priority = r.priority AND task = r.task AND calls > 0
         ) l
-        CROSS JOIN LATERAL (SELECT id FROM callq.unconsumed(@queue, d.key, d.priority, d.task, l.head, l.consumed) LIMIT 1) e
+        CROSS JOIN LATERAL (SELECT id FROM callq.unconsumed(@queue, r.key, r.priority, r.task, l.head, l.consumed) LIMIT 1) e
         CROSS JOIN LATERAL (SELECT id, run_at FROM callq.call_effective WHERE id = e.id OFFSET 0) q
     ) f ON true
-    WHERE d.ids IS NOT NULL
+    WHERE r.ids IS NOT NULL
 ),
 -- The calls of small rows, in segments of 256.
 called AS (
@@ -121,14 +163,17 @@ segments AS (
 ),
 -- Segments have numbers before their flow's head, or behind its tail.
 placed AS MATERIALIZED (
-    SELECT s.*, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
-        CASE WHEN s.front THEN l.head - 1 - count(*) OVER side ELSE coalesce(l.tail, 0) END + row_number() OVER (side ORDER BY s.at, s.ids[1]) AS seq
-    FROM segments s
+    SELECT r.*, l.place, coalesce(l.head, 1) AS head, coalesce(l.consumed, 0) AS consumed, coalesce(l.tail, 0) AS tail,
+        CASE WHEN r.front THEN l.head - 1 - count(*) OVER side ELSE coalesce(l.tail, 0) END + row_number() OVER (side ORDER BY r.at, r.ids[1]) AS seq
+    FROM segments r
+    LEFT JOIN known k ON k.key = r.key AND k.priority = r.priority AND k.task = r.task
     LEFT JOIN LATERAL (
-        SELECT head, consumed, tail FROM callq.call_flows
-        WHERE queue = @queue AND key = s.key AND priority = s.priority AND task = s.task OFFSET 0
+        SELECT k.place, k.head, k.consumed, k.tail WHERE k.place IS NOT NULL
+        UNION ALL
+        SELECT ctid, head, consumed, tail FROM callq.call_flows
+        WHERE k.place IS NULL AND queue = @queue AND key = r.key AND priority = r.priority AND task = r.task
     ) l ON true
-    WINDOW side AS (PARTITION BY s.key, s.priority, s.task, s.front)
+    WINDOW side AS (PARTITION BY r.key, r.priority, r.task, r.front)
 ),
 filed AS (
     INSERT INTO callq.call_segments (queue, key, priority, task, seq, at, ids)
@@ -149,18 +194,29 @@ cut AS (
     ) f
     WHERE w.ctid = f.place
 ),
+changed AS MATERIALIZED (
+    SELECT key, priority, task, place, sum(cardinality(ids)) AS calls, least(head, min(seq)) AS head,
+        CASE WHEN bool_or(front) THEN 0 ELSE consumed END AS consumed, greatest(tail, max(seq)) AS tail
+    FROM placed
+    GROUP BY key, priority, task, place, head, consumed, tail
+),
 -- A new flow is parked as long as those of its key that it may not pass.
 entered AS (
-    INSERT INTO callq.call_flows AS l (queue, key, priority, task, calls, head, consumed, tail, wake_at)
-    SELECT @queue, p.key, p.priority, p.task, sum(cardinality(p.ids)),
-        least(p.head, min(p.seq)), CASE WHEN bool_or(p.front) THEN 0 ELSE p.consumed END, greatest(p.tail, max(p.seq)),
+    INSERT INTO callq.call_flows (queue, key, priority, task, calls, head, consumed, tail, wake_at)
+    SELECT @queue, c.key, c.priority, c.task, c.calls, c.head, c.consumed, c.tail,
         (SELECT max(wake_at) FROM (
-            SELECT wake_at FROM callq.call_flows WHERE queue = @queue AND key = p.key AND priority <= p.priority OFFSET 0
+            SELECT wake_at FROM callq.call_flows WHERE queue = @queue AND key = c.key AND priority <= c.priority OFFSET 0
         ) of_key)
-    FROM placed p
-    GROUP BY p.key, p.priority, p.task, p.head, p.consumed, p.tail
-    ON CONFLICT (queue, key, priority, task) DO UPDATE
-    SET calls = l.calls + excluded.calls, head = excluded.head, consumed = excluded.consumed, tail = excluded.tail
+    FROM changed c
+    WHERE c.place IS NULL
+    RETURNING key, priority, task, calls, head, consumed, tail, ctid AS place, wake_at
+),
+grown AS (
+    UPDATE callq.call_flows l
+    SET calls = l.calls + c.calls, head = c.head, consumed = c.consumed, tail = c.tail
+    FROM changed c
+    WHERE l.ctid = c.place
+    RETURNING l.key, l.priority, l.task, l.calls, l.head, l.consumed, l.tail, l.ctid AS place, l.wake_at
 ),
 -- Which keys to wake, and whether nothing else was due.
 consumed AS (
@@ -171,8 +227,10 @@ consumed AS (
             AND coalesce(sum(calls), 0) < @calls::bigint AS whole
     FROM due
 )
-SELECT inbox, wakes, onward, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END
-FROM consumed`
+SELECT inbox, wakes, onward, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END,
+    coalesce(f.key, ''), coalesce(f.priority, 0), coalesce(f.task, ''), coalesce(f.calls, 0), coalesce(f.head, 0), coalesce(f.consumed, 0),
+    coalesce(f.tail, 0), coalesce(f.place::text, ''), f.place IS NULL OR f.wake_at IS NOT NULL
+FROM consumed LEFT JOIN (SELECT * FROM entered UNION ALL SELECT * FROM grown) f ON true`
 
 // wakeSQL wakes all flows of some keys, and of those whose time comes first, within a span: one that was parked sooner must not
 // pass one of a lower priority number.

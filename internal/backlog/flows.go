@@ -27,6 +27,8 @@ type Flow struct {
 	Calls    int64  `db:"calls"`    // not consumed; some may have ended
 	Head     int64  `db:"head"`     // its first segment
 	Consumed int32  `db:"consumed"` // calls of the first segment
+	Tail     int64  `db:"tail"`     // its last segment
+	Place    string `db:"place"`    // its row's ctid
 }
 
 // Retries reports whether the flow has only calls in error, which a queue has where they have a share of a limit.
@@ -57,7 +59,7 @@ const walkSQL = `
 (SELECT l.*
  FROM unnest($3::text[]) AS t (task)
  CROSS JOIN LATERAL (
-    SELECT key, priority, task, calls, head, consumed
+    SELECT key, priority, task, calls, head, consumed, tail, ctid::text AS place
     FROM callq.call_flows
     WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key > $2
     ORDER BY key, priority
@@ -69,7 +71,7 @@ UNION ALL
 (SELECT l.*
  FROM unnest($3::text[]) AS t (task)
  CROSS JOIN LATERAL (
-    SELECT key, priority, task, calls, head, consumed
+    SELECT key, priority, task, calls, head, consumed, tail, ctid::text AS place
     FROM callq.call_flows
     WHERE queue = $1 AND task = t.task AND wake_at IS NULL AND key <= $2
     ORDER BY key, priority
@@ -242,8 +244,8 @@ func Park(b *pgx.Batch, queue string, now time.Time, parked []Parked) {
 		column(parked, func(p Parked) time.Time { return now.Add(p.For) }))
 }
 
-// Here and below, a statement finds each row by its key first, then changes it by its ctid. Else Postgres might read all flows of
-// the queue, on a plan that was made while there were few. Under the lock of the queue, no row moves meanwhile.
+// Here and below, a statement finds each row first, then changes it by its ctid. Else Postgres might read all flows of the queue, on a
+// plan that was made while there were few. Under the lock of the queue, no row moves meanwhile.
 const parkSQL = `
 UPDATE callq.call_flows l
 SET wake_at = f.until
@@ -255,16 +257,22 @@ FROM (
 ) f
 WHERE l.ctid = f.place`
 
-// Consume notes where flows stand of which calls were consumed. With drop, it removes those that are empty. Use that only when
-// there are many flows: making one anew costs more than keeping it.
-func Consume(b *pgx.Batch, queue string, left []Flow, drop bool) {
+// Consume notes where flows stand of which calls were consumed, and returns those that it has found, as they are once the batch is
+// done. With drop, it removes those that are empty. Use that only when there are many flows: making one anew costs more than keeping it.
+func Consume(b *pgx.Batch, queue string, left []Flow, drop bool) (done *[]Flow) {
+	done = &[]Flow{}
 	if len(left) == 0 {
-		return
+		return done
 	}
 	args := flowArgs(queue, left)
 	args["drop"] = drop
 	args["calls"] = column(left, func(f Flow) int64 { return f.Calls })
-	b.Queue(consumeSQL, args)
+	args["places"] = column(left, func(f Flow) string { return f.Place })
+	b.Queue(consumeSQL, args).Query(func(rows pgx.Rows) (err error) {
+		*done, err = pgx.CollectRows(rows, pgx.RowToStructByName[Flow])
+		return err
+	})
+	return done
 }
 
 // An empty flow stands behind its last segment. What a flow has left behind is deleted.
@@ -272,28 +280,29 @@ const consumeSQL = `
 WITH a AS MATERIALIZED (
     SELECT n.key, n.priority, n.task, n.calls, l.ctid AS place, l.head AS start,
         CASE n.calls WHEN 0 THEN l.tail + 1 ELSE n.head END AS head, CASE n.calls WHEN 0 THEN 0 ELSE n.consumed END AS consumed
-    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @calls::bigint[])
-        AS n (key, priority, task, head, consumed, calls)
+    FROM unnest(@keys::text[], @priorities::smallint[], @tasks::text[], @heads::bigint[], @consumed::int[], @calls::bigint[], @places::text[])
+        AS n (key, priority, task, head, consumed, calls, place)
     CROSS JOIN LATERAL (
         SELECT ctid, head, tail FROM callq.call_flows
-        WHERE queue = @queue AND key = n.key AND priority = n.priority AND task = n.task
+        WHERE ctid = n.place::tid AND queue = @queue AND key = n.key AND priority = n.priority AND task = n.task
         OFFSET 0
     ) l
-), dropped AS (DELETE FROM callq.call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop), advanced AS (
-    UPDATE callq.call_flows l
-    SET calls = a.calls, head = a.head, consumed = a.consumed
-    FROM a
-    WHERE l.ctid = a.place AND NOT (a.calls = 0 AND @drop)
+), dropped AS (DELETE FROM callq.call_flows l USING a WHERE l.ctid = a.place AND a.calls = 0 AND @drop), passed AS (
+    DELETE FROM callq.call_segments
+    WHERE ctid = ANY (ARRAY(
+        SELECT w.ctid
+        FROM a
+        CROSS JOIN LATERAL (
+            SELECT ctid FROM callq.call_segments
+            WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.start AND seq < a.head
+            OFFSET 0
+        ) w))
 )
-DELETE FROM callq.call_segments
-WHERE ctid = ANY (ARRAY(
-    SELECT w.ctid
-    FROM a
-    CROSS JOIN LATERAL (
-        SELECT ctid FROM callq.call_segments
-        WHERE queue = @queue AND key = a.key AND priority = a.priority AND task = a.task AND seq >= a.start AND seq < a.head
-        OFFSET 0
-    ) w))`
+UPDATE callq.call_flows l
+SET calls = a.calls, head = a.head, consumed = a.consumed
+FROM a
+WHERE l.ctid = a.place AND NOT (a.calls = 0 AND @drop)
+RETURNING l.key, l.priority, l.task, l.calls, l.head, l.consumed, l.tail, l.ctid::text AS place`
 
 // flowArgs are the arguments of a statement that unnests flows of a queue.
 func flowArgs(queue string, flows []Flow) pgx.StrictNamedArgs {

@@ -77,7 +77,7 @@ func (q *queue) drainAt(now time.Time) {
 func (q *queue) drainOnce(now time.Time) (all bool) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
-		drained, err := backlog.Drain(ctx, tx, &pgx.Batch{}, q.name, time.Time{}, time.Time{}, now)
+		drained, err := backlog.Drain(ctx, tx, &pgx.Batch{}, backlog.Due{Queue: q.name, Now: now})
 		all = drained.All
 		return err
 	})

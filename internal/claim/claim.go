@@ -46,7 +46,8 @@ type Claimer struct {
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest
 	standBy  time.Time            // until then another dispatcher claims; see dueQueues
 	seen     int64                // the number of the last claim, of whichever dispatcher
-	hurried  bool                 // see Hurried
+	known    known
+	hurried  bool // see Hurried
 	reserved reservations
 	shares   *shares
 	turnover pools.Turnover
@@ -62,7 +63,7 @@ type Claimer struct {
 func New(cfg Config) *Claimer {
 	c := &Claimer{
 		Config: cfg, metrics: newMetrics(cfg.Metrics), served: map[string]int{}, blocked: map[string]time.Time{},
-		reserved: reservations{}, runs: runs{}, scan: scanWindow{drained: map[string]time.Time{}}, waits: waits{of: map[string]unitWait{}},
+		reserved: reservations{}, runs: runs{}, known: known{}, scan: scanWindow{drained: map[string]time.Time{}}, waits: waits{of: map[string]unitWait{}},
 	}
 	c.clock = &clockWatch{cfg: &c.Config}
 	c.shares = newShares(&c.Config)

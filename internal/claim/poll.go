@@ -14,8 +14,10 @@ import (
 // Poll gives each queue that is due a turn, and returns in how long to poll again. Without wait, it skips queues whose limits cannot
 // have room yet, and leaves what takes long to the next poll. With wait, it ends when nothing more can be claimed.
 func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
-	if left := c.StandBy(); left > 0 && !wait {
-		return left, nil
+	if !wait {
+		if left, err := c.standsBy(ctx); left > 0 || err != nil {
+			return left, err
+		}
 	}
 	for {
 		if !c.Sender.Reachable(ctx) {
@@ -30,7 +32,7 @@ func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
 			return standFor, nil
 		}
 		c.shares.poll(queues)
-		pollIn, more := pollLater, false
+		pollIn, more := pollLater, others
 		c.hurried = false
 		for _, queue := range c.inTurn(queues) {
 			o, claimErr := c.turn(ctx, queue, wait)
@@ -49,6 +51,37 @@ func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
 		}
 	}
 }
+
+// standsBy returns for how long claims are left to another dispatcher. That it went on to claim is enough to know: it looks at all
+// that there is.
+func (c *Claimer) standsBy(ctx context.Context) (time.Duration, error) {
+	if left := c.StandBy(); left > 0 || c.standBy.IsZero() {
+		return max(left, 0), nil
+	}
+	var drawn int64
+	if err := c.DB.QueryRow(ctx, drawnSQL).Scan(&drawn); err != nil {
+		return errRetry, fmt.Errorf("look whether others claim: %w", err)
+	}
+	c.standBy = time.Time{}
+	if !c.othersDrew(drawn) {
+		return 0, nil
+	}
+	c.standBy = c.Now().Add(standFor)
+	return standFor, nil
+}
+
+// othersDrew takes the number of the last claim, and reports whether another dispatcher has claimed since this one last saw it. Then
+// nothing is known of the flows any more.
+func (c *Claimer) othersDrew(last int64) bool {
+	others := c.seen > 0 && last > c.seen
+	if others {
+		clear(c.known)
+	}
+	c.seen = last
+	return others
+}
+
+const drawnSQL = `SELECT coalesce(pg_sequence_last_value('callq.call_batch_seq'), 0)`
 
 // inTurn orders the queues for a round, so that those that share a limit take turns: first those that were served longest ago,
 // and of these any, so that a dispatcher that runs once does not always favor the same one.
@@ -124,18 +157,32 @@ type dueQueue struct {
 // by: of two that both claim whenever a unit comes free, one claims for nothing. If the other dies, this one polls soon enough.
 func (c *Claimer) dueQueues(ctx context.Context) (due []dueQueue, others bool, err error) {
 	began := c.Now()
-	queues, since := c.scan.begin(began)
-	rows, _ := c.DB.Query(ctx, dueSQL, queues, since)
+	queues, since, active := c.dueArgs(began)
+	rows, _ := c.DB.Query(ctx, dueSQL, queues, since, active)
 	due, err = pgx.CollectRows(rows, pgx.RowToStructByName[dueQueue])
 	if err != nil {
 		return nil, false, fmt.Errorf("look for due calls: %w", err)
 	}
 	c.scan.end(began, c.Now(), due)
 	if len(due) > 0 {
-		others = c.seen > 0 && due[0].Drawn > c.seen
-		c.seen = due[0].Drawn
+		others = c.othersDrew(due[0].Drawn)
 	}
 	return due, others, nil
+}
+
+// dueArgs are the arguments of dueSQL: queues, from when on to read their rows, and whether they have calls in flows that are not parked.
+// Nil: everything; not known.
+func (c *Claimer) dueArgs(now time.Time) (queues []string, since []*time.Time, active []*bool) {
+	from := c.scan.begin(now)
+	for queue, at := range from {
+		queues, since, active = append(queues, queue), append(since, &at), append(active, c.known.active(queue, now))
+	}
+	for queue := range c.known {
+		if _, is := from[queue]; !is {
+			queues, since, active = append(queues, queue), append(since, nil), append(active, c.known.active(queue, now))
+		}
+	}
+	return queues, since, active
 }
 
 // Three probes per queue: inbox rows, flows to wake, flows to claim from. run_at may be infinite, of which nothing can be
@@ -145,11 +192,12 @@ SELECT name, first_at <= clock_timestamp() AS due,
     least(greatest(first_at, clock_timestamp()), clock_timestamp() + interval '1 min') - clock_timestamp() AS due_in, needs,
     least(greatest(inbox_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z') AS inbox_at,
     least(greatest(flow_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z') AS flow_at,
-    (SELECT coalesce(pg_sequence_last_value('callq.call_batch_seq'), 0)) AS drawn
+    (` + drawnSQL + `) AS drawn
 FROM (
-    SELECT r.name, nullif(r.needs, '{}') AS needs, n.at AS inbox_at, w.at AS flow_at, least(n.at, w.at, a.at) AS first_at
+    SELECT r.name, nullif(r.needs, '{}') AS needs, n.at AS inbox_at, w.at AS flow_at,
+        least(n.at, w.at, a.at, CASE WHEN s.active THEN timestamptz '-infinity' END) AS first_at
     FROM callq.call_queues r
-    LEFT JOIN unnest($1::text[], $2::timestamptz[]) AS s (queue, since) ON s.queue = r.name
+    LEFT JOIN unnest($1::text[], $2::timestamptz[], $3::bool[]) AS s (queue, since, active) ON s.queue = r.name
     LEFT JOIN LATERAL (
         SELECT at FROM callq.call_inbox
         WHERE queue = r.name AND at >= coalesce(s.since, '-infinity')
@@ -162,7 +210,7 @@ FROM (
     ) w ON true
     LEFT JOIN LATERAL (
         SELECT timestamptz '-infinity' AS at FROM callq.call_flows
-        WHERE queue = r.name AND wake_at IS NULL AND calls > 0
+        WHERE s.active IS NULL AND queue = r.name AND wake_at IS NULL AND calls > 0
         LIMIT 1
     ) a ON true
 ) first

@@ -1,47 +1,53 @@
 package claim
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // scanWindow is how far back polls look for what fell due. While somebody holds an old snapshot, an index keeps entries that
 // were long dealt with, and reading them all takes longer and longer. So a poll goes back to the beginning only if that has
-// not just been slow, else to a little before the last drain, and now and then to a while before it. What is older and was committed
-// since, the next whole poll finds. A drain begins where its poll found the first row.
+// not just been slow, else to a little before the last drain, and the further before it the more seldom: what was committed a while
+// after it fell due waits at most four times as long, or until a whole poll. A drain begins where its poll found the first row.
 type scanWindow struct {
 	drained map[string]time.Time // queue to the time on Postgres's clock up to which its last drain left nothing; zero: unknown
 	found   map[string]firsts    // queue to what this poll found
 	whole   bool                 // this poll goes back to the beginning
-	behind  time.Duration        // else so far before the last drain
 	rest    time.Time            // until when polls need not go back to the beginning
-	wide    time.Time            // nor go back by scanBehind
+	next    [scanSteps]time.Time // nor by each step
 }
 
 // firsts is when a queue's first inbox row and its first parked flow fall due. Zero: before all times that Go has; nil: there is none.
 type firsts struct{ inbox, flow *time.Time }
 
 const (
-	scanBehind = 2 * time.Second        // most transactions are shorter,
-	scanNear   = 250 * time.Millisecond // and nearly all that insert
-	scanWide   = time.Second            // from one poll that goes back by scanBehind to the next
-	scanRest   = 50                     // a whole poll takes at most one part in so many of the time
+	scanNear   = 250 * time.Millisecond // nearly all transactions that insert are shorter,
+	scanBehind = 2 * time.Second        // and most others
+	scanSteps  = 5                      // from scanNear on, each goes back four times as far, once in half that time
+	scanRest   = 400                    // a whole poll takes at most one part in so many of the time
 )
 
-// begin begins a poll: since is, for each queue where it does not go back to the beginning, how far it does.
-func (r *scanWindow) begin(now time.Time) (queues []string, since []time.Time) {
+// begin begins a poll. It returns, for each queue where that does not go back to the beginning, how far it does.
+func (r *scanWindow) begin(now time.Time) (since map[string]time.Time) {
 	r.found = map[string]firsts{}
 	r.whole = !now.Before(r.rest)
+	behind, step := scanNear, scanNear
+	for i, next := range r.next {
+		if r.whole || !now.Before(next) {
+			behind, r.next[i] = step, now.Add(step/2)
+		}
+		step *= 4
+	}
 	if r.whole {
-		return nil, nil
+		return nil
 	}
-	r.behind = scanNear
-	if !now.Before(r.wide) {
-		r.behind, r.wide = scanBehind, now.Add(scanWide)
-	}
+	since = map[string]time.Time{}
 	for queue, at := range r.drained {
 		if !at.IsZero() {
-			queues, since = append(queues, queue), append(since, at.Add(-r.behind))
+			since[queue] = at.Add(-behind)
 		}
 	}
-	return queues, since
+	return since
 }
 
 // end notes from when to a poll has read, and what it found.
@@ -59,7 +65,7 @@ func (r *scanWindow) again(now time.Time) time.Duration {
 	if r.whole {
 		return pollLater
 	}
-	return min(r.rest.Sub(now), r.wide.Sub(now))
+	return slices.MinFunc(append(r.next[1:], r.rest), time.Time.Compare).Sub(now)
 }
 
 // since is from where on a drain within the poll reads the inbox and parked flows; zero: from the beginning.

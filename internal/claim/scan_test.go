@@ -39,44 +39,40 @@ func TestLowWater(t *testing.T) {
 	}
 }
 
-// A poll that does not go back to the beginning passes what was due long ago and was committed since: it
-// is found by one that does, and that comes as soon as it may.
+// A whole poll comes as seldom as it must. What is committed a while after it fell due is found within four times as long,
+// or by a whole poll.
 func TestScanWindow(t *testing.T) {
 	t.Parallel()
-	const took = 40 * time.Millisecond
-	now, drained := time.Unix(1000, 0), time.Unix(1000, 0)
-	r := scanWindow{drained: map[string]time.Time{}}
-	poll := func(behind time.Duration) (again time.Duration) {
-		t.Helper()
-		queues, since := r.begin(now)
-		if whole := behind == 0; whole != (len(queues) == 0) {
-			t.Fatalf("goes back to the beginning: %v, want %v", len(queues) == 0, whole)
+	const took = 400 * time.Millisecond // a whole poll
+	const seldom, lasts = scanRest * took, 3 * scanRest * took
+	for _, late := range []time.Duration{0, scanNear / 2, time.Second, 3 * time.Second, 10 * time.Second, 100 * time.Second} {
+		for _, woken := range []time.Duration{20 * time.Millisecond, time.Second} {
+			r, start, whole := scanWindow{drained: map[string]time.Time{}}, time.Unix(1000, 0), 0
+			unseen := map[time.Time]bool{}
+			for now := start; now.Sub(start) < lasts; now = now.Add(min(r.again(now), woken)) {
+				unseen[now] = true // committed just now
+				since, began := r.begin(now), now
+				for at := range unseen {
+					if since["q"].After(at.Add(-late)) {
+						continue
+					}
+					delete(unseen, at)
+					if wait := now.Sub(at); wait > min(4*late, seldom+took)+woken {
+						t.Fatalf("%s late, polls every %s: found after %s", late, woken, wait)
+					}
+				}
+				if r.whole {
+					whole++
+					now = now.Add(took)
+				}
+				r.end(began, now, nil)
+				r.drained["q"] = began
+			}
+			if most := int(lasts/seldom) + 1; whole > most {
+				t.Errorf("%s late, polls every %s: %d whole ones, want at most %d", late, woken, whole, most)
+			}
 		}
-		if behind > 0 && drained.Sub(since[0]) != behind {
-			t.Errorf("goes back by %s, want %s", drained.Sub(since[0]), behind)
-		}
-		now = now.Add(took)
-		r.end(now.Add(-took), now, nil)
-		r.drained["q"] = drained
-		return r.again(now)
 	}
-	if again := poll(0); again < time.Second {
-		t.Errorf("again in %s though nothing was passed", again)
-	}
-	ends := now.Add(scanRest * took)
-	if again, want := poll(scanBehind), scanWide-took; again != want {
-		t.Errorf("again in %s, want %s", again, want)
-	}
-	again := poll(scanNear)
-	if want := scanWide - 2*took; again != want {
-		t.Errorf("again in %s, want %s", again, want)
-	}
-	now = now.Add(again)
-	if again, want := poll(scanBehind), ends.Sub(now); again != want {
-		t.Errorf("again in %s, want %s: then one may go back to the beginning", again, want)
-	}
-	now = ends
-	poll(0)
 }
 
 // A drain begins where its poll found the first row, and where that found none, with what may have been committed since.

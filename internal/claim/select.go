@@ -20,6 +20,8 @@ import (
 // candidates are what a claim chooses from: the first flows of its queue, and what the limits of their keys allow.
 type candidates struct {
 	*underLocks
+	walked  bool              // the flows were read
+	then    func() knownFlows // what is known of them once the claim is committed
 	head    *headroom
 	keys    []string // not paused, in the order of their turns
 	of      map[string][]*flow
@@ -35,18 +37,26 @@ type candidates struct {
 // candidates reads the first flows of the queue, and counts what the limits allow.
 func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *underLocks, needs []need) (list *candidates, err error) {
 	var reads pgx.Batch
-	var walked []backlog.Flow
-	backlog.Walk(&reads, &walked, seen.queue.Name, seen.queue.Served, seen.pools.Tasks(), c.Flows)
-	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}, named: map[int16]*string{}}
+	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}, named: map[int16]*string{}, then: func() knownFlows { return seen.flows }}
 	perKey := slices.ContainsFunc(seen.queue.Limits, func(l policy.LockedLimit) bool { return l.PerKey })
+	began, tasks := c.Now(), seen.pools.Tasks()
+	first, known := seen.flows.first(tasks, seen.queue.Served, began)
+	if !known {
+		backlog.Walk(&reads, &first, seen.queue.Name, seen.queue.Served, tasks, c.Flows)
+	}
 	if !perKey {
 		list.head = c.headroom(&reads, seen, nil)
 	}
-	if err := conn.SendBatch(ctx, &reads).Close(); err != nil {
-		return nil, fmt.Errorf("walk the flows and count units: %w", err)
+	if reads.Len() > 0 {
+		if err := conn.SendBatch(ctx, &reads).Close(); err != nil {
+			return nil, fmt.Errorf("walk the flows and count units: %w", err)
+		}
 	}
-	list.crowded = len(walked) == c.Flows
-	for _, l := range walked {
+	if list.walked = !known; list.walked {
+		list.crowded = len(first) == c.Flows
+		seen.flows = readFlows(first, list.crowded, tasks, c.Now(), c.Now().Sub(began))
+	}
+	for _, l := range first {
 		list.lastKey = l.Key
 		if l.Calls == 0 {
 			list.empty = append(list.empty, l)
@@ -137,7 +147,7 @@ func (c *candidates) note(b *batch) {
 	}
 	b.more = b.more || b.stuck == nil && behind
 	backlog.Park(&b.writes, c.queue.Name, c.now, parked)
-	backlog.Consume(&b.writes, c.queue.Name, left, c.crowded)
+	consumed := backlog.Consume(&b.writes, c.queue.Name, left, c.crowded)
 	backlog.Requeue(&b.writes, c.retriesApart(), again, requeueAfter)
 	backlog.Requeue(&b.writes, c.retriesApart(), b.aside, asideFor)
 	served := c.queue.Served
@@ -147,12 +157,13 @@ func (c *candidates) note(b *batch) {
 	case c.crowded:
 		served = c.lastKey
 	}
-	if served != c.queue.Served {
+	if served != c.queue.Served && c.walked {
 		b.writes.Queue(servedSQL, c.queue.Name, served)
 	}
+	c.then = func() knownFlows { return c.flows.consumed(len(left), *consumed, len(parked), served) }
 }
 
-// The queue's next claim begins behind that key.
+// The queue's next claim begins behind that key, unless the dispatcher knows of a later one.
 const servedSQL = `UPDATE callq.call_queues SET served_key = $2 WHERE name = $1`
 
 // parked returns the keys that are left alone: what ends their pause, or frees their units, wakes them. Nothing does if a call

@@ -76,8 +76,13 @@ func (c *Claimer) transact(ctx context.Context, o order) (list *candidates, b *b
 	defer conn.Release()
 	defer rollBack(context.WithoutCancel(ctx), conn)
 	seen, ended, err := c.prepare(ctx, conn, o.queue, o.wait)
-	if err == nil && ended != none && seen.drained.Some { // what was drained from the inbox stays so
-		err = c.commit(ctx, conn, seen, new(pgx.Batch))
+	if err == nil && ended != none {
+		if seen.drained.Some { // what was drained from the inbox stays so
+			err = c.commit(ctx, conn, seen, new(pgx.Batch))
+		}
+		if err == nil {
+			c.known.keep(o.queue, seen.flows)
+		}
 	}
 	if err == nil && ended == none {
 		list, b, ended, err = c.allot(ctx, conn, seen, o)
@@ -103,7 +108,10 @@ func (c *Claimer) allot(ctx context.Context, conn *schema.Conn, seen *underLocks
 	if err != nil {
 		return nil, nil, none, err
 	}
-	return list, b, none, c.commit(ctx, conn, seen, &b.writes)
+	if err = c.commit(ctx, conn, seen, &b.writes); err == nil {
+		c.known.keep(o.queue, list.then())
+	}
+	return list, b, none, err
 }
 
 // commit writes and commits, in one trip, and notes what the claim has seen.
@@ -132,6 +140,7 @@ type underLocks struct {
 	epoch     string
 	closes    *time.Time      // when the queue's hours end; nil: it stays open
 	drained   backlog.Drained // from the inbox
+	flows     knownFlows      // as far as they are known
 	from      int64           // no attempt of a smaller batch is open
 	lowest    *int64          // the smallest batch of an open attempt; nil: there is none
 	pools     *pools.Pools    // with the queue's label
@@ -180,9 +189,19 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	var asks pgx.Batch
 	s.queue.Draw(&asks)
 	s.askForWorkers(&asks, &c.turnover)
-	inbox, flows := c.scan.since(queue)
-	drained, err := backlog.Drain(ctx, conn, &asks, queue, inbox, flows, s.now)
+	inbox, parked := c.scan.since(queue)
+	before := c.known.take(queue)
+	drained, err := backlog.Drain(ctx, conn, &asks, backlog.Due{
+		Queue: queue, InboxSince: inbox, FlowsSince: parked, Now: s.now, Known: before.list,
+	})
 	c.claims++
+	if s.queue.Batch != c.seen+1 { // others have claimed
+		clear(c.known)
+		before = knownFlows{}
+	}
+	if before.known() {
+		s.queue.Served = before.served
+	}
 	c.seen, c.standBy = max(c.seen, s.queue.Batch), time.Time{} // others see the number, and stand by
 	if err != nil {
 		return s, none, err
@@ -194,7 +213,7 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	if c.lowWater.draw(s.epoch, s.queue.Batch) != s.from { // the workers were read by what no longer holds
 		return s, outdated, nil
 	}
-	s.drained = drained
+	s.drained, s.flows = drained, before.filed(drained)
 	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
 	return s, c.mayClaim(s, h), nil
 }
@@ -206,7 +225,7 @@ func (c *Claimer) restored(ctx context.Context) error {
 		return err
 	}
 	c.Log.WarnContext(ctx, "after a restore the rest of each limit counts as used", "limits", e.Limits)
-	c.lowWater, c.scan = lowWater{}, scanWindow{drained: map[string]time.Time{}}
+	c.lowWater, c.known, c.scan = lowWater{}, known{}, scanWindow{drained: map[string]time.Time{}}
 	return nil
 }
 

@@ -96,7 +96,7 @@ type rows struct {
 func callRows(keep Retention, attempts stretches) rows {
 	return rows{
 		what:     "calls",
-		idsSQL:   `SELECT coalesce(min(id), 0), coalesce(max(id), 0) FROM public.call_queue`,
+		idsSQL:   `SELECT coalesce(min(id), $1), coalesce(max(id), $1) FROM public.call_queue WHERE id > $1`,
 		batchSQL: purgeCallsSQL,
 		nextSQL:  `SELECT coalesce(min(id), $2) FROM public.call_queue WHERE id > $1 AND id <= $2`,
 		args:     keep.args(),
@@ -107,7 +107,7 @@ func callRows(keep Retention, attempts stretches) rows {
 func attemptRows() rows {
 	return rows{
 		what:     "attempts",
-		idsSQL:   `SELECT coalesce(min(call_id), 0), coalesce(max(call_id), 0) FROM public.call_attempts`,
+		idsSQL:   `SELECT coalesce(min(call_id), $1), coalesce(max(call_id), $1) FROM public.call_attempts WHERE call_id > $1`,
 		batchSQL: purgeAttemptsSQL,
 		nextSQL:  `SELECT coalesce(min(call_id), $2) FROM public.call_attempts WHERE call_id > $1 AND call_id <= $2`,
 	}
@@ -116,11 +116,14 @@ func attemptRows() rows {
 // purge reads the stretches whose time has come, and what lies behind the last.
 func (l *stretches) purge(ctx context.Context, pool schema.DB, r rows, removed *int64, purged *Purged, tell Progress) error {
 	tell(r.what, 0, 0)
-	var first, last int64 // 0: there are none
-	if err := pool.QueryRow(ctx, r.idsSQL).Scan(&first, &last); err != nil {
+	var known, first, last int64 // 0: there are none
+	if n := len(*l); n > 0 {
+		known = (*l)[n-1].to
+	}
+	if err := pool.QueryRow(ctx, r.idsSQL, known).Scan(&first, &last); err != nil {
 		return err
 	}
-	if n := len(*l); n == 0 || (*l)[n-1].to < last {
+	if last > known {
 		*l = append(*l, stretch{to: last})
 	}
 	now, after := time.Now(), int64(0)

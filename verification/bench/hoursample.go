@@ -129,7 +129,7 @@ func (h *hourSampler) totals(ctx context.Context) (now time.Time, t hourTotals, 
 func choresOf() []string {
 	return []string{
 		`%VACUUM (%`, `%JOIN pg\_stat\_user\_tables%`,
-		`%seen AS MATERIALIZED%`, `%SELECT min(id)%`, `%SELECT min(call\_id)%`, `%purge\_versions%`,
+		`%seen AS MATERIALIZED%`, `%(min(id),%`, `%(min(call\_id),%`, `%purge\_versions%`,
 		`%UPDATE public.call\_attempts a SET result%`,
 		`%callq.call\_limit\_history%`, `%callq.call\_queue\_history%`, `%INTO callq.call\_meta%`,
 	}
