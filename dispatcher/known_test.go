@@ -7,6 +7,7 @@ import (
 
 	"github.com/callq/callq/dispatcher"
 	"github.com/callq/callq/internal/backlog"
+	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/policy"
 )
 
@@ -39,6 +40,24 @@ func TestFlowsAreKnown(t *testing.T) {
 	if most := 8 * reads; scans > most {
 		t.Errorf("%d claims went through the flows' indexes %d times, want at most %d", claims, scans, most)
 	}
+}
+
+// A dispatcher goes on with the key whose turn is next, though it learnt whose turn that is from a claim for which the limit had no room.
+func TestTurnsAreKnown(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(500)
+	s.publish(rules(policy.Limit{Name: "api", Rate: limit.Rate{Units: 1}}))
+	s.exec(`INSERT INTO call_queue (key) SELECT key FROM unnest('{a,b,c}'::text[]) AS k (key), generate_series(1, 2)`)
+	s.tick(s.another(policy.Policy{}))
+	for range 6 {
+		d := s.another(policy.Policy{})
+		s.tick(d) // there is no room
+		s.start(time.Hour)
+		s.finish()
+		s.tick(d)
+	}
+	s.want(`SELECT array_agg(key ORDER BY attempts DESC, finished_at) = '{a,b,c,a,b,c}' FROM call_queue`)
 }
 
 // What is known of the flows does not outlive what others do to them: each call is claimed once, in its order.

@@ -17,6 +17,7 @@ type knownFlows struct {
 	list   []backlog.Flow
 	tasks  []string
 	served string    // the key that was served last
+	noted  time.Time // when that was last written into the queue's row, by Postgres's clock
 	until  time.Time // then they are read anew, for somebody may have written them by hand; zero: they are not known
 }
 
@@ -24,6 +25,8 @@ const (
 	knownMost = 32          // flows of a queue; of many, each has few versions
 	knownFor  = time.Second // at least
 	knownRest = 1000        // to read them takes at most one part in so many of the time
+
+	servedLag = 250 * time.Millisecond // from one writing of the key served last to the next
 )
 
 // take returns what is known of a queue's flows, and forgets it until the claim that changes them is committed.
@@ -49,12 +52,12 @@ func (k known) active(queue string, now time.Time) *bool {
 	return new(slices.ContainsFunc(f.list, func(l backlog.Flow) bool { return l.Calls > 0 }))
 }
 
-// readFlows are flows that were just read, which took a while. More: there are others.
-func readFlows(list []backlog.Flow, more bool, tasks []string, now time.Time, took time.Duration) knownFlows {
+// readFlows are flows that a claim began to read and has now. More: there are others.
+func readFlows(list []backlog.Flow, more bool, tasks []string, served string, began, now time.Time) knownFlows {
 	if more {
 		return knownFlows{}
 	}
-	return knownFlows{list: list, tasks: tasks, until: now.Add(max(knownFor, knownRest*took))}
+	return knownFlows{list: list, tasks: tasks, served: served, until: now.Add(max(knownFor, knownRest*now.Sub(began)))}
 }
 
 func (f knownFlows) known() bool { return !f.until.IsZero() }
@@ -91,6 +94,16 @@ func (f knownFlows) consumed(of int, done []backlog.Flow, parked int, served str
 	}
 	f.served = served
 	return f.with(done)
+}
+
+// noteServed reports whether to write which key was served last: not at each claim, for that leaves a version of the queue's row. Another
+// dispatcher that goes on may serve again the keys of that while.
+func (f *knownFlows) noteServed(now time.Time) bool {
+	if since := now.Sub(f.noted); f.known() && since >= 0 && since < servedLag {
+		return false
+	}
+	f.noted = now
+	return true
 }
 
 // with is f with flows as they have become, and new ones.

@@ -16,7 +16,7 @@ func TestKnownFlows(t *testing.T) {
 		return backlog.Flow{Key: key, Priority: 5, Task: "http", Calls: calls}
 	}
 	now := time.Unix(1000, 0)
-	read := readFlows([]backlog.Flow{flow("b", 1), flow("a", 0), flow("c", 1)}, false, []string{"http", "mail"}, now, time.Millisecond)
+	read := readFlows([]backlog.Flow{flow("b", 1), flow("a", 0), flow("c", 1)}, false, []string{"http", "mail"}, "", now, now)
 	most := slices.Repeat([]backlog.Flow{flow("a", 1)}, knownMost+1)
 	for name, c := range map[string]struct {
 		flows  knownFlows
@@ -32,8 +32,8 @@ func TestKnownFlows(t *testing.T) {
 		"of a task not read":       {read, []string{"http", "new"}, "", now, "unknown"},
 		"for a while":              {read, []string{"http"}, "", now.Add(knownFor - 1), "a b c"},
 		"not for longer":           {read, []string{"http"}, "", now.Add(knownFor), "unknown"},
-		"longer if reads are":      {readFlows(nil, false, []string{"http"}, now, time.Second), []string{"http"}, "", now.Add(knownRest*time.Second - 1), ""},
-		"not where there are more": {readFlows(read.list, true, read.tasks, now, 0), []string{"http"}, "", now, "unknown"},
+		"longer if reads are":      {readFlows(nil, false, []string{"http"}, "", now.Add(-time.Second), now), []string{"http"}, "", now.Add(knownRest*time.Second - 1), ""},
+		"not where there are more": {readFlows(read.list, true, read.tasks, "", now, now), []string{"http"}, "", now, "unknown"},
 		"with what was filed":      {read.filed(backlog.Drained{Filed: []backlog.Flow{flow("bb", 1), flow("b", 2)}}), []string{"http"}, "", now, "a b bb c"},
 		"but for other tasks":      {read.filed(backlog.Drained{Filed: []backlog.Flow{{Key: "bb", Task: "new"}}}), []string{"http"}, "", now, "a b c"},
 		"not once flows woke":      {read.filed(backlog.Drained{Woke: true}), []string{"http"}, "", now, "unknown"},
@@ -41,7 +41,7 @@ func TestKnownFlows(t *testing.T) {
 		"not once one was gone":    {read.consumed(2, []backlog.Flow{flow("a", 0)}, 0, "a"), []string{"http"}, "", now, "unknown"},
 		"not once one is parked":   {read.consumed(0, nil, 1, "a"), []string{"http"}, "", now, "unknown"},
 		"not where nothing was":    {knownFlows{}.filed(backlog.Drained{Filed: read.list}), []string{"http"}, "", now, "unknown"},
-		"not so many":              {readFlows(most, false, []string{"http"}, now, 0), []string{"http"}, "", now, "unknown"},
+		"not so many":              {readFlows(most, false, []string{"http"}, "", now, now), []string{"http"}, "", now, "unknown"},
 	} {
 		k := known{}
 		k.keep("q", c.flows)
@@ -73,5 +73,29 @@ func TestKnownFlows(t *testing.T) {
 	}
 	if k.active("calls wait", now.Add(knownFor)) != nil {
 		t.Error("known for too long")
+	}
+}
+
+func TestServedKeyIsNoted(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	known := readFlows(nil, false, nil, "", now, now)
+	var unknown knownFlows
+	for _, step := range []struct {
+		what  string
+		flows *knownFlows
+		after time.Duration
+		want  bool
+	}{
+		{"at first", &known, 0, true},
+		{"soon after", &known, servedLag - 1, false},
+		{"later", &known, servedLag, true},
+		{"after the clock was set back", &known, 0, true},
+		{"of many flows", &unknown, 0, true},
+		{"of many flows, each time", &unknown, 0, true},
+	} {
+		if got := step.flows.noteServed(now.Add(step.after)); got != step.want {
+			t.Errorf("%s: %v, want %v", step.what, got, step.want)
+		}
 	}
 }

@@ -20,7 +20,6 @@ import (
 // candidates are what a claim chooses from: the first flows of its queue, and what the limits of their keys allow.
 type candidates struct {
 	*underLocks
-	walked  bool              // the flows were read
 	then    func() knownFlows // what is known of them once the claim is committed
 	head    *headroom
 	keys    []string // not paused, in the order of their turns
@@ -37,7 +36,8 @@ type candidates struct {
 // candidates reads the first flows of the queue, and counts what the limits allow.
 func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *underLocks, needs []need) (list *candidates, err error) {
 	var reads pgx.Batch
-	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}, named: map[int16]*string{}, then: func() knownFlows { return seen.flows }}
+	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}, named: map[int16]*string{}}
+	list.then = func() knownFlows { return seen.flows }
 	perKey := slices.ContainsFunc(seen.queue.Limits, func(l policy.LockedLimit) bool { return l.PerKey })
 	began, tasks := c.Now(), seen.pools.Tasks()
 	first, known := seen.flows.first(tasks, seen.queue.Served, began)
@@ -52,9 +52,9 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 			return nil, fmt.Errorf("walk the flows and count units: %w", err)
 		}
 	}
-	if list.walked = !known; list.walked {
+	if !known {
 		list.crowded = len(first) == c.Flows
-		seen.flows = readFlows(first, list.crowded, tasks, c.Now(), c.Now().Sub(began))
+		seen.flows = readFlows(first, list.crowded, tasks, seen.queue.Served, began, c.Now())
 	}
 	for _, l := range first {
 		list.lastKey = l.Key
@@ -157,13 +157,13 @@ func (c *candidates) note(b *batch) {
 	case c.crowded:
 		served = c.lastKey
 	}
-	if served != c.queue.Served && c.walked {
+	if served != c.queue.Served && c.flows.noteServed(c.now) {
 		b.writes.Queue(servedSQL, c.queue.Name, served)
 	}
 	c.then = func() knownFlows { return c.flows.consumed(len(left), *consumed, len(parked), served) }
 }
 
-// The queue's next claim begins behind that key, unless the dispatcher knows of a later one.
+// The queue's next claim begins behind that key, unless its dispatcher knows of a later one.
 const servedSQL = `UPDATE callq.call_queues SET served_key = $2 WHERE name = $1`
 
 // parked returns the keys that are left alone: what ends their pause, or frees their units, wakes them. Nothing does if a call
