@@ -16,7 +16,8 @@ const (
 	maxWakes = 1000
 )
 
-// Due is what a drain is to read: what fell due in a queue up to Now, from InboxSince and FlowsSince on; zero: everything.
+// Due is what a drain is to read: what fell due in a queue up to Now, from InboxSince and FlowsSince on. Zero: everything; later than
+// Now: nothing.
 type Due struct {
 	Queue                       string
 	InboxSince, FlowsSince, Now time.Time
@@ -25,6 +26,7 @@ type Due struct {
 
 // Drained is the result of a drain.
 type Drained struct {
+	Read  bool      // it read the inbox
 	Some  bool      // it drained or woke something
 	Woke  bool      // perhaps flows that are not among Filed
 	All   bool      // nothing else was due
@@ -35,27 +37,31 @@ type Drained struct {
 // Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. asks goes ahead in the same
 // batch.
 func Drain(ctx context.Context, tx DB, asks *pgx.Batch, due Due) (Drained, error) {
-	var t Drained
+	t := Drained{Read: !due.InboxSince.After(due.Now), All: true}
 	var inbox, woken int64
 	var keys []string  // of which one may no longer be blocked
 	var onward *string // nor one from this on
-	asks.Queue(drainSQL, due.args()).Query(func(rows pgx.Rows) error {
-		var f Flow
-		var parked bool
-		_, err := pgx.ForEachRow(rows, []any{
-			&inbox, &keys, &onward, &t.All, &t.UpTo, &f.Key, &f.Priority, &f.Task, &f.Calls, &f.Head, &f.Consumed, &f.Tail, &f.Place, &parked,
-		}, func() error {
-			if !parked {
-				t.Filed = append(t.Filed, f)
-			}
+	if t.Read {
+		asks.Queue(drainSQL, due.args()).Query(func(rows pgx.Rows) error {
+			var f Flow
+			var parked bool
+			_, err := pgx.ForEachRow(rows, []any{
+				&inbox, &keys, &onward, &t.All, &t.UpTo, &f.Key, &f.Priority, &f.Task, &f.Calls, &f.Head, &f.Consumed, &f.Tail, &f.Place, &parked,
+			}, func() error {
+				if !parked {
+					t.Filed = append(t.Filed, f)
+				}
+				return nil
+			})
+			return err
+		})
+	}
+	if !due.FlowsSince.After(due.Now) {
+		asks.Queue(wakeSQL, due.Queue, nil, orAll(due.FlowsSince), due.Now, maxWakes).Exec(func(done pgconn.CommandTag) error {
+			woken = done.RowsAffected()
 			return nil
 		})
-		return err
-	})
-	asks.Queue(wakeSQL, due.Queue, nil, orAll(due.FlowsSince), due.Now, maxWakes).Exec(func(done pgconn.CommandTag) error {
-		woken = done.RowsAffected()
-		return nil
-	})
+	}
 	if err := tx.SendBatch(ctx, asks).Close(); err != nil {
 		return t, fmt.Errorf("look at the workers and drain the inbox: %w", err)
 	}

@@ -45,13 +45,15 @@ type DB interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// Walk has a batch find at most max flows of these tasks that are not parked, key by key: those behind the key after, then from the
-// first on. Within a key, the lower priority comes first.
-func Walk(b *pgx.Batch, flows *[]Flow, queue, after string, tasks []string, max int) {
-	b.Queue(walkSQL, queue, after, tasks, max).Query(func(rows pgx.Rows) (err error) {
-		*flows, err = pgx.CollectRows(rows, pgx.RowToStructByName[Flow])
-		return err
-	})
+// Walk returns at most max flows of these tasks that are not parked, key by key: those behind the key after, then from the first on.
+// Within a key, the lower priority comes first.
+func Walk(ctx context.Context, tx DB, queue, after string, tasks []string, max int) ([]Flow, error) {
+	rows, _ := tx.Query(ctx, walkSQL, queue, after, tasks, max)
+	flows, err := pgx.CollectRows(rows, pgx.RowToStructByName[Flow])
+	if err != nil {
+		return nil, fmt.Errorf("walk the flows: %w", err)
+	}
+	return flows, nil
 }
 
 // walkSQL goes through call_flows_active_idx, task by task.

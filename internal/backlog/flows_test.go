@@ -88,10 +88,8 @@ func (q *queue) drainOnce(now time.Time) (all bool) {
 func (q *queue) claim(most int64) (claimed []int64) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
-		var walk pgx.Batch
-		var walked []backlog.Flow
-		backlog.Walk(&walk, &walked, q.name, "", []string{"http"}, 10_000)
-		if err := tx.SendBatch(ctx, &walk).Close(); err != nil {
+		walked, err := backlog.Walk(ctx, tx, q.name, "", []string{"http"}, 10_000)
+		if err != nil {
 			return err
 		}
 		asks := make([]backlog.Ask, len(walked))

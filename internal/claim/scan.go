@@ -8,7 +8,8 @@ import (
 // scanWindow is how far back polls look for what fell due. While somebody holds an old snapshot, an index keeps entries that
 // were long dealt with, and reading them all takes longer and longer. So a poll goes back to the beginning only if that has
 // not just been slow, else to a little before the last drain, and the further before it the more seldom: what was committed a while
-// after it fell due waits at most four times as long, or until a whole poll. A drain begins where its poll found the first row.
+// after it fell due waits at most four times as long, or until a whole poll. A drain begins where its poll found the first row; if that
+// found none, there is no drain.
 type scanWindow struct {
 	drained map[string]time.Time // queue to the time on Postgres's clock up to which its last drain left nothing; zero: unknown
 	found   map[string]firsts    // queue to what this poll found
@@ -21,10 +22,9 @@ type scanWindow struct {
 type firsts struct{ inbox, flow *time.Time }
 
 const (
-	scanNear   = 250 * time.Millisecond // nearly all transactions that insert are shorter,
-	scanBehind = 2 * time.Second        // and most others
-	scanSteps  = 5                      // from scanNear on, each goes back four times as far, once in half that time
-	scanRest   = 400                    // a whole poll takes at most one part in so many of the time
+	scanNear  = 250 * time.Millisecond // nearly all transactions that insert are shorter
+	scanSteps = 5                      // from scanNear on, each goes back four times as far, once in half that time
+	scanRest  = 400                    // a whole poll takes at most one part in so many of the time
 )
 
 // begin begins a poll. It returns, for each queue where that does not go back to the beginning, how far it does.
@@ -68,20 +68,20 @@ func (r *scanWindow) again(now time.Time) time.Duration {
 	return slices.MinFunc(append(r.next[1:], r.rest), time.Time.Compare).Sub(now)
 }
 
-// since is from where on a drain within the poll reads the inbox and parked flows; zero: from the beginning.
+// since is from where on a drain within the poll reads the inbox and parked flows. Zero: from the beginning; in the future: it need not.
 func (r *scanWindow) since(queue string) (inbox, flow time.Time) {
-	of := func(first *time.Time) time.Time {
-		switch at := r.drained[queue]; {
-		case first != nil:
-			return *first
-		case at.IsZero():
-			return at
-		default: // it found none
-			return at.Add(-scanBehind)
-		}
+	found, polled := r.found[queue]
+	if !polled {
+		return inbox, flow
 	}
-	found := r.found[queue]
-	return of(found.inbox), of(found.flow)
+	return orNever(found.inbox), orNever(found.flow)
+}
+
+func orNever(first *time.Time) time.Time {
+	if first == nil {
+		return time.Unix(1<<40, 0)
+	}
+	return *first
 }
 
 // lowWater is a low-water mark: no open attempt is of a batch with a smaller number. Claims draw the numbers under the capacity

@@ -75,26 +75,28 @@ func TestScanWindow(t *testing.T) {
 	}
 }
 
-// A drain begins where its poll found the first row, and where that found none, with what may have been committed since.
+// A drain begins where its poll found the first row, and where it found none there is nothing to drain.
 func TestDrainBeginsAtTheFirst(t *testing.T) {
 	t.Parallel()
-	drained, first := time.Unix(1000, 0), time.Unix(990, 0)
+	first, never := time.Unix(990, 0), orNever(nil)
+	if !never.After(time.Now().AddDate(1000, 0, 0)) {
+		t.Errorf("never is %s", never)
+	}
 	for name, c := range map[string]struct {
-		drained time.Time
-		found   *time.Time
-		want    time.Time
+		queues       []dueQueue
+		inbox, flows time.Time
 	}{
-		"one was found":                     {drained, &first, first},
-		"one before all times":              {drained, &time.Time{}, time.Time{}},
-		"none":                              {drained, nil, drained.Add(-scanBehind)},
-		"none, and nothing is known":        {time.Time{}, nil, time.Time{}},
-		"one was found, nothing was before": {time.Time{}, &first, first},
+		"both were found":        {[]dueQueue{{Name: "q", InboxAt: &first, FlowAt: &first}}, first, first},
+		"one before all times":   {[]dueQueue{{Name: "q", InboxAt: &time.Time{}}}, time.Time{}, never},
+		"none":                   {[]dueQueue{{Name: "q"}}, never, never},
+		"the queue was not due":  {[]dueQueue{{Name: "other", InboxAt: &first}}, time.Time{}, time.Time{}},
+		"only a flow, that woke": {[]dueQueue{{Name: "q", FlowAt: &first}}, never, first},
 	} {
-		r := scanWindow{drained: map[string]time.Time{"q": c.drained}}
+		r := scanWindow{drained: map[string]time.Time{}}
 		r.begin(time.Unix(1, 0))
-		r.end(time.Unix(1, 0), time.Unix(1, 0), []dueQueue{{Name: "q", InboxAt: c.found, FlowAt: &first}})
-		if inbox, flow := r.since("q"); !inbox.Equal(c.want) || !flow.Equal(first) {
-			t.Errorf("%s: the inbox from %s on, flows from %s, want %s and %s", name, inbox, flow, c.want, first)
+		r.end(time.Unix(1, 0), time.Unix(1, 0), c.queues)
+		if inbox, flows := r.since("q"); !inbox.Equal(c.inbox) || !flows.Equal(c.flows) {
+			t.Errorf("%s: the inbox from %s on, flows from %s, want %s and %s", name, inbox, flows, c.inbox, c.flows)
 		}
 	}
 }

@@ -20,9 +20,8 @@ import (
 // candidates are what a claim chooses from: the first flows of its queue, and what the limits of their keys allow.
 type candidates struct {
 	*underLocks
-	then    func() knownFlows // what is known of them once the claim is committed
-	head    *headroom
-	keys    []string // not paused, in the order of their turns
+	then    func() knownFlows // what is known of the flows once the claim is committed
+	keys    []string          // not paused, in the order of their turns
 	of      map[string][]*flow
 	empty   []backlog.Flow
 	paused  map[string]time.Duration
@@ -35,24 +34,15 @@ type candidates struct {
 
 // candidates reads the first flows of the queue, and counts what the limits allow.
 func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *underLocks, needs []need) (list *candidates, err error) {
-	var reads pgx.Batch
 	list = &candidates{underLocks: seen, of: map[string][]*flow{}, lanes: map[lane]*lane{}, named: map[int16]*string{}}
 	list.then = func() knownFlows { return seen.flows }
-	perKey := slices.ContainsFunc(seen.queue.Limits, func(l policy.LockedLimit) bool { return l.PerKey })
 	began, tasks := c.Now(), seen.pools.Tasks()
 	first, known := seen.flows.first(tasks, seen.queue.Served, began)
 	if !known {
-		backlog.Walk(&reads, &first, seen.queue.Name, seen.queue.Served, tasks, c.Flows)
-	}
-	if !perKey {
-		list.head = c.headroom(&reads, seen, nil)
-	}
-	if reads.Len() > 0 {
-		if err := conn.SendBatch(ctx, &reads).Close(); err != nil {
-			return nil, fmt.Errorf("walk the flows and count units: %w", err)
+		first, err = backlog.Walk(ctx, conn, seen.queue.Name, seen.queue.Served, tasks, c.Flows)
+		if err != nil {
+			return nil, err
 		}
-	}
-	if !known {
 		list.crowded = len(first) == c.Flows
 		seen.flows = readFlows(first, list.crowded, tasks, seen.queue.Served, began, c.Now())
 	}
@@ -71,9 +61,9 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 		return nil, err
 	}
 	list.keys = slices.DeleteFunc(list.keys, func(key string) bool { _, is := list.paused[key]; return is })
-	if perKey {
+	if seen.head == nil {
 		var counts pgx.Batch
-		list.head = c.headroom(&counts, seen, list.keys)
+		seen.head = c.headroom(&counts, seen, list.keys)
 		if err := conn.SendBatch(ctx, &counts).Close(); err != nil {
 			return nil, fmt.Errorf("count occupied units: %w", err)
 		}

@@ -98,7 +98,7 @@ func TestChoose(t *testing.T) {
 			for i := range c.a {
 				c.a[i].Room = maps.Clone(c.a[i].Room)
 			}
-			list := &candidates{underLocks: &underLocks{pools: r}, of: flows(c.candidates), head: &headroom{Admission: c.a, limits: limits}}
+			list := &candidates{underLocks: &underLocks{pools: r, head: &headroom{Admission: c.a, limits: limits}}, of: flows(c.candidates)}
 			var s batch
 			list.choose(&s, []string{"x", "y", "z"}, c.want, time.Now(), rand.Int64N)
 			ids := func(list []candidate) (ids []int64) {

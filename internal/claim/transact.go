@@ -120,7 +120,9 @@ func (c *Claimer) commit(ctx context.Context, conn *schema.Conn, s *underLocks, 
 	if err := conn.SendBatch(ctx, writes).Close(); err != nil {
 		return fmt.Errorf("write and commit: %w", err)
 	}
-	c.scan.drained[s.queue.Name] = s.drained.UpTo
+	if s.drained.Read || !s.drained.All {
+		c.scan.drained[s.queue.Name] = s.drained.UpTo
+	}
 	c.lowWater.found(s.lowest, s.now)
 	return nil
 }
@@ -141,6 +143,7 @@ type underLocks struct {
 	closes    *time.Time      // when the queue's hours end; nil: it stays open
 	drained   backlog.Drained // from the inbox
 	flows     knownFlows      // as far as they are known
+	head      *headroom       // nil: of each key
 	from      int64           // no attempt of a smaller batch is open
 	lowest    *int64          // the smallest batch of an open attempt; nil: there is none
 	pools     *pools.Pools    // with the queue's label
@@ -186,9 +189,16 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 		return s, none, fmt.Errorf("read the hours %q: %w", s.queue.Hours, err)
 	}
 	s.from = c.lowWater.in(s.epoch)
+	open, until := h.Open(s.now)
+	if open && !until.IsZero() {
+		s.closes = &until
+	}
 	var asks pgx.Batch
 	s.queue.Draw(&asks)
 	s.askForWorkers(&asks, &c.turnover)
+	if !s.perKey() {
+		s.head = c.headroom(&asks, s, nil)
+	}
 	inbox, parked := c.scan.since(queue)
 	before := c.known.take(queue)
 	drained, err := backlog.Drain(ctx, conn, &asks, backlog.Due{
@@ -215,7 +225,7 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	}
 	s.drained, s.flows = drained, before.filed(drained)
 	s.lowest, s.pools = s.pools.OpenFrom, s.pools.On(s.queue.Label)
-	return s, c.mayClaim(s, h), nil
+	return s, c.mayClaim(s, open, until), nil
 }
 
 // restored enters the epoch anew after a restore in place, and forgets what was known of the data.
@@ -273,12 +283,13 @@ CROSS JOIN unnest($3::text[]) AS k (key)
 JOIN callq.call_pauses p ON p.what = r.what AND p.name = r.name AND p.key = k.key
 WHERE k.key <> '' AND p.until > clock_timestamp()`
 
-// mayClaim returns what keeps the queue from being claimed now.
-func (c *Claimer) mayClaim(s *underLocks, h hours.Hours) event {
-	open, until := h.Open(s.now)
-	if open && !until.IsZero() {
-		s.closes = &until
-	}
+// perKey reports whether a limit counts each key by itself: then units are counted once it is known of which keys.
+func (s *underLocks) perKey() bool {
+	return slices.ContainsFunc(s.queue.Limits, func(l policy.LockedLimit) bool { return l.PerKey })
+}
+
+// mayClaim returns what keeps the queue from being claimed now, which is open or shut until a time.
+func (c *Claimer) mayClaim(s *underLocks, open bool, until time.Time) event {
 	s.lasts = c.reserved.byOthers(s.queue.Name, s.queue.Limits, c.Now())
 	switch {
 	case !open:
