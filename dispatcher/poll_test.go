@@ -179,14 +179,16 @@ func TestPausedKeyOfAFullLimit(t *testing.T) {
 }
 
 // A dispatcher that sees by the claims' numbers that another has claimed leaves claims to it for a while, whatever arrives. Then
-// it goes on, if the other no longer does. One that finds a lock held draws no number.
+// it goes on, if the other no longer does. One that finds a lock held draws no number. A tick claims whoever else does, but not
+// over and over.
 func TestStandsBy(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.alive(100)
 	now := time.Now()
-	r := rules(sliding("api", 10, time.Hour))
-	other, d := s.dispatcher(r), s.dispatcher(r, func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
+	r := rules(sliding("api", 100, time.Hour))
+	watched := func(c *dispatcher.Config) { c.Now = func() time.Time { return now } }
+	other, d := s.dispatcher(r, watched), s.dispatcher(r, watched)
 	s.turn(d)
 	s.turn(other)
 	claims := func(by *dispatcher.Dispatcher, want int) {
@@ -203,13 +205,21 @@ func TestStandsBy(t *testing.T) {
 	}
 	claims(d, 5)
 	claims(other, 5)
-	s.tick(other) // a tick claims, whoever else does
+	s.tick(other)
 	s.want(`SELECT count(*) = 6 FROM callq.call_open`)
 	claims(d, 6)
 	now = now.Add(200 * time.Millisecond)
 	claims(d, 6)
 	now = now.Add(50 * time.Millisecond)
 	claims(d, 9)
+	claims(other, 9)
+	s.tick(other)
+	s.want(`SELECT count(*) = 9 FROM callq.call_open`)
+	now = now.Add(5 * time.Second)
+	claims(d, 11)
+	claims(other, 11)
+	s.tick(other)
+	s.want(`SELECT count(*) = 12 FROM callq.call_open`)
 }
 
 // A dispatcher that had nothing to claim sees all the same that Postgres's clock was set forward.

@@ -46,6 +46,7 @@ type Claimer struct {
 	blocked  map[string]time.Time // queue to when a unit can come free at the earliest
 	standBy  time.Time            // until then another dispatcher claims; see dueQueues
 	seen     int64                // the number of the last claim, of whichever dispatcher
+	claimed  time.Time            // when this one claimed last
 	known    known
 	hurried  bool // see Hurried
 	reserved reservations

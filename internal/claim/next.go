@@ -10,6 +10,7 @@ const (
 	doorRetry = 50 * time.Millisecond  // a probe has no answer yet
 	judgeWait = 200 * time.Millisecond // see unjudged
 	standFor  = 250 * time.Millisecond // another dispatcher claims
+	standMost = 5 * time.Second        // for so long at most
 	errRetry  = time.Second
 	downRetry = 2 * time.Second // Redis is away, and a queue needs its budgets
 	pollLater = time.Minute     // ticks come sooner

@@ -12,9 +12,10 @@ import (
 )
 
 // Poll gives each queue that is due a turn, and returns in how long to poll again. Without wait, it skips queues whose limits cannot
-// have room yet, and leaves what takes long to the next poll. With wait, it ends when nothing more can be claimed.
+// have room yet, and leaves what takes long to the next poll. With wait, it ends when nothing more can be claimed. It claims nothing
+// while another dispatcher does, but now and then with wait, to learn the low-water mark.
 func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
-	if !wait {
+	if !wait || c.Now().Sub(c.claimed) < standMost {
 		if left, err := c.standsBy(ctx); left > 0 || err != nil {
 			return left, err
 		}

@@ -212,7 +212,7 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	if before.known() {
 		s.queue.Served = before.served
 	}
-	c.seen, c.standBy = max(c.seen, s.queue.Batch), time.Time{} // others see the number, and stand by
+	c.seen, c.standBy, c.claimed = max(c.seen, s.queue.Batch), time.Time{}, c.Now() // others see the number, and stand by
 	if err != nil {
 		return s, none, err
 	}

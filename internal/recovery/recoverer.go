@@ -200,7 +200,7 @@ func (r *Recoverer) clean(ctx context.Context, v View) (int, error) {
 	if err := r.findBeside(ctx); err != nil {
 		return 0, err
 	}
-	rows, _ := r.Pool.Query(ctx, poolsSQL)
+	rows, _ := r.Pool.Query(ctx, poolsSQL, v.OpenFrom)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return 0, err
@@ -233,7 +233,7 @@ const besideSQL = `
 INSERT INTO callq.call_meta (name, position) VALUES ('beside', extract(epoch FROM clock_timestamp()))
 ON CONFLICT (name) DO UPDATE SET position = excluded.position`
 
-const poolsSQL = `SELECT pool FROM callq.call_workers UNION SELECT pool FROM callq.call_open`
+const poolsSQL = `SELECT pool FROM callq.call_workers UNION SELECT pool FROM callq.call_open WHERE batch >= $1`
 
 // Claims open a limit whose probe had an answer; here are those of which nothing more is to be claimed.
 const cleanProbesSQL = `
