@@ -21,7 +21,7 @@ const (
 type Due struct {
 	Queue                       string
 	InboxSince, FlowsSince, Now time.Time
-	Known                       []Flow // few, and where they were last: the drain finds them without the index
+	Known                       []Flow // few: the drain finds them at their places, without the index
 }
 
 // Drained is the result of a drain.

@@ -14,7 +14,7 @@ type known map[string]knownFlows
 
 // knownFlows are those of a queue that are not parked, of some tasks.
 type knownFlows struct {
-	list   []backlog.Flow
+	list   []backlog.Flow // in line
 	tasks  []string
 	served string    // the key that was served last
 	noted  time.Time // when that was last written into the queue's row, by Postgres's clock
@@ -22,7 +22,8 @@ type knownFlows struct {
 }
 
 const (
-	knownMost = 32          // flows of a queue; of many, each has few versions
+	knownMost = 256         // flows of a queue
+	placed    = 32          // of so many, a drain is told the places; of more, each has few versions
 	knownFor  = time.Second // at least
 	knownRest = 1000        // to read them takes at most one part in so many of the time
 
@@ -57,7 +58,8 @@ func readFlows(list []backlog.Flow, more bool, tasks []string, served string, be
 	if more {
 		return knownFlows{}
 	}
-	return knownFlows{list: list, tasks: tasks, served: served, until: now.Add(max(knownFor, knownRest*now.Sub(began)))}
+	until := now.Add(max(knownFor, knownRest*now.Sub(began)))
+	return knownFlows{list: slices.SortedFunc(slices.Values(list), inLine), tasks: tasks, served: served, until: until}
 }
 
 func (f knownFlows) known() bool { return !f.until.IsZero() }
@@ -70,7 +72,6 @@ func (f knownFlows) first(tasks []string, behind string, now time.Time) (list []
 		return nil, false
 	}
 	list = slices.DeleteFunc(slices.Clone(f.list), func(l backlog.Flow) bool { return !slices.Contains(tasks, l.Task) })
-	slices.SortFunc(list, inLine)
 	next := slices.IndexFunc(list, func(l backlog.Flow) bool { return l.Key > behind })
 	if next < 0 {
 		return list, true
@@ -106,16 +107,24 @@ func (f *knownFlows) noteServed(now time.Time) bool {
 	return true
 }
 
+// places returns the flows whose places a drain is told.
+func (f knownFlows) places() []backlog.Flow {
+	if len(f.list) > placed {
+		return nil
+	}
+	return f.list
+}
+
 // with is f with flows as they have become, and new ones.
 func (f knownFlows) with(changed []backlog.Flow) knownFlows {
 	f.list = slices.Clone(f.list)
 	for _, l := range changed {
-		i := slices.IndexFunc(f.list, func(old backlog.Flow) bool { return inLine(old, l) == 0 })
+		i, is := slices.BinarySearchFunc(f.list, l, inLine)
 		switch {
-		case i >= 0:
+		case is:
 			f.list[i] = l
 		case slices.Contains(f.tasks, l.Task):
-			f.list = append(f.list, l)
+			f.list = slices.Insert(f.list, i, l)
 		}
 	}
 	return f

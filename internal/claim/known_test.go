@@ -2,7 +2,6 @@ package claim
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,10 @@ func TestKnownFlows(t *testing.T) {
 	}
 	now := time.Unix(1000, 0)
 	read := readFlows([]backlog.Flow{flow("b", 1), flow("a", 0), flow("c", 1)}, false, []string{"http", "mail"}, "", now, now)
-	most := slices.Repeat([]backlog.Flow{flow("a", 1)}, knownMost+1)
+	var many []backlog.Flow
+	for i := range knownMost + 1 {
+		many = append(many, flow(fmt.Sprint(i), 1))
+	}
 	for name, c := range map[string]struct {
 		flows  knownFlows
 		tasks  []string
@@ -41,7 +43,7 @@ func TestKnownFlows(t *testing.T) {
 		"not once one was gone":    {read.consumed(2, []backlog.Flow{flow("a", 0)}, 0, "a"), []string{"http"}, "", now, "unknown"},
 		"not once one is parked":   {read.consumed(0, nil, 1, "a"), []string{"http"}, "", now, "unknown"},
 		"not where nothing was":    {knownFlows{}.filed(backlog.Drained{Filed: read.list}), []string{"http"}, "", now, "unknown"},
-		"not so many":              {readFlows(most, false, []string{"http"}, "", now, now), []string{"http"}, "", now, "unknown"},
+		"not so many":              {readFlows(many, false, []string{"http"}, "", now, now), []string{"http"}, "", now, "unknown"},
 	} {
 		k := known{}
 		k.keep("q", c.flows)
@@ -59,6 +61,11 @@ func TestKnownFlows(t *testing.T) {
 		}
 		if len(k) > 0 {
 			t.Errorf("%s: known while a claim changes them", name)
+		}
+	}
+	for n, want := range map[int]int{0: 0, placed: placed, placed + 1: 0} {
+		if got := len(readFlows(many[:n], false, nil, "", now, now).places()); got != want {
+			t.Errorf("of %d flows a drain is told %d places, want %d", n, got, want)
 		}
 	}
 	k := known{"calls wait": read, "none": read.with([]backlog.Flow{flow("b", 0), flow("c", 0)})}

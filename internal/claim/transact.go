@@ -202,7 +202,7 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	inbox, parked := c.scan.since(queue)
 	before := c.known.take(queue)
 	drained, err := backlog.Drain(ctx, conn, &asks, backlog.Due{
-		Queue: queue, InboxSince: inbox, FlowsSince: parked, Now: s.now, Known: before.list,
+		Queue: queue, InboxSince: inbox, FlowsSince: parked, Now: s.now, Known: before.places(),
 	})
 	c.claims++
 	if s.queue.Batch != c.seen+1 { // others have claimed
