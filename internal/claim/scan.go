@@ -16,6 +16,7 @@ type scanWindow struct {
 	whole   bool                 // this poll goes back to the beginning
 	rest    time.Time            // until when polls need not go back to the beginning
 	next    [scanSteps]time.Time // nor by each step
+	least   time.Duration        // that a poll took which was not whole; zero: unknown
 }
 
 // firsts is when a queue's first inbox row and its first parked flow fall due. Zero: before all times that Go has; nil: there is none.
@@ -24,7 +25,8 @@ type firsts struct{ inbox, flow *time.Time }
 const (
 	scanNear  = 250 * time.Millisecond // nearly all transactions that insert are shorter
 	scanSteps = 5                      // from scanNear on, each goes back four times as far, once in half that time
-	scanRest  = 400                    // a whole poll takes at most one part in so many of the time
+	scanRest  = 400                    // a slow whole poll takes at most one part in so many of the time
+	scanCheap = time.Millisecond       // one that takes twice as long as another poll, and this, is slow
 )
 
 // begin begins a poll. It returns, for each queue where that does not go back to the beginning, how far it does.
@@ -52,8 +54,12 @@ func (r *scanWindow) begin(now time.Time) (since map[string]time.Time) {
 
 // end notes from when to a poll has read, and what it found.
 func (r *scanWindow) end(began, now time.Time, queues []dueQueue) {
-	if r.whole {
-		r.rest = now.Add(scanRest * now.Sub(began))
+	took := now.Sub(began)
+	switch {
+	case r.whole && took > 2*r.least+scanCheap:
+		r.rest = now.Add(scanRest * took)
+	case !r.whole && (r.least == 0 || took < r.least):
+		r.least = took
 	}
 	for _, q := range queues {
 		r.found[q.Name] = firsts{q.InboxAt, q.FlowAt}

@@ -43,7 +43,7 @@ func TestLowWater(t *testing.T) {
 // or by a whole poll.
 func TestScanWindow(t *testing.T) {
 	t.Parallel()
-	const took = 400 * time.Millisecond // a whole poll
+	const took = 100 * time.Millisecond // a whole poll
 	const seldom, lasts = scanRest * took, 3 * scanRest * took
 	for _, late := range []time.Duration{0, scanNear / 2, time.Second, 3 * time.Second, 10 * time.Second, 100 * time.Second} {
 		for _, woken := range []time.Duration{20 * time.Millisecond, time.Second} {
@@ -73,6 +73,29 @@ func TestScanWindow(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Where whole polls take no longer than others, each is one: to look back no further saves nothing.
+func TestQuickPollsAreWhole(t *testing.T) {
+	t.Parallel()
+	r, now := scanWindow{drained: map[string]time.Time{"q": time.Unix(1, 0)}}, time.Unix(1000, 0)
+	poll := func(took time.Duration, whole bool) {
+		t.Helper()
+		r.begin(now)
+		if r.whole != whole {
+			t.Errorf("after %s a poll is whole: %v, want %v", now.Sub(time.Unix(1000, 0)), r.whole, whole)
+		}
+		now = now.Add(took)
+		r.end(now.Add(-took), now, nil)
+	}
+	poll(5*time.Millisecond, true) // the server is far, but nobody knows yet
+	poll(5*time.Millisecond, false)
+	now = now.Add(scanRest * 5 * time.Millisecond)
+	for range 3 {
+		poll(11*time.Millisecond, true)
+	}
+	poll(12*time.Millisecond, true)
+	poll(5*time.Millisecond, false)
 }
 
 // A drain begins where its poll found the first row, and where it found none there is nothing to drain.
