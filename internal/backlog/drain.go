@@ -14,6 +14,7 @@ const (
 	maxFlows = 2000
 	maxCalls = 50_000
 	maxWakes = 1000
+	maxTold  = 256 // flows in Drained.Filed
 )
 
 // Due is what a drain is to read: what fell due in a queue up to Now, from InboxSince and FlowsSince on. Zero: everything; later than
@@ -28,10 +29,10 @@ type Due struct {
 type Drained struct {
 	Read  bool      // it read the inbox
 	Some  bool      // it drained or woke something
-	Woke  bool      // perhaps flows that are not among Filed
 	All   bool      // nothing else was due
 	UpTo  time.Time // nothing else fell due before; zero: unknown
 	Filed []Flow    // which calls were filed into, as they are now, but for those that are parked
+	Else  bool      // other flows may have changed, too
 }
 
 // Drain moves what is due now from a queue's inbox into its flows, and wakes flows whose time has come. asks goes ahead in the same
@@ -42,17 +43,10 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, due Due) (Drained, error
 	var keys []string  // of which one may no longer be blocked
 	var onward *string // nor one from this on
 	if t.Read {
-		asks.Queue(drainSQL, due.args()).Query(func(rows pgx.Rows) error {
-			var f Flow
-			var parked bool
-			_, err := pgx.ForEachRow(rows, []any{
-				&inbox, &keys, &onward, &t.All, &t.UpTo, &f.Key, &f.Priority, &f.Task, &f.Calls, &f.Head, &f.Consumed, &f.Tail, &f.Place, &parked,
-			}, func() error {
-				if !parked {
-					t.Filed = append(t.Filed, f)
-				}
-				return nil
-			})
+		asks.Queue(drainSQL, due.args()).QueryRow(func(row pgx.Row) error {
+			var f columns
+			err := row.Scan(&inbox, &keys, &onward, &t.All, &t.UpTo, &t.Else, &f.keys, &f.priorities, &f.tasks, &f.calls, &f.heads, &f.consumed, &f.tails, &f.places)
+			t.Filed = f.flows()
 			return err
 		})
 	}
@@ -65,7 +59,7 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, due Due) (Drained, error
 	if err := tx.SendBatch(ctx, asks).Close(); err != nil {
 		return t, fmt.Errorf("look at the workers and drain the inbox: %w", err)
 	}
-	t.Some, t.Woke = inbox+woken > 0, woken > 0
+	t.Some, t.Else = inbox+woken > 0, t.Else || woken > 0
 	if woken >= maxWakes {
 		t.All, t.UpTo = false, time.Time{}
 	}
@@ -74,12 +68,12 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, due Due) (Drained, error
 	}
 	var wakes pgx.Batch
 	wakes.Queue(wakeSQL, due.Queue, keys, nil, time.Time{}, 0).Exec(func(done pgconn.CommandTag) error { // no others
-		t.Woke = t.Woke || done.RowsAffected() > 0
+		t.Else = t.Else || done.RowsAffected() > 0
 		return nil
 	})
 	if onward != nil {
 		wakes.Queue(wakeOnwardSQL, due.Queue, *onward, due.Now, maxWakes)
-		t.Woke, t.All = true, false // perhaps
+		t.Else, t.All = true, false // perhaps
 	}
 	if err := tx.SendBatch(ctx, &wakes).Close(); err != nil {
 		return t, fmt.Errorf("wake flows: %w", err)
@@ -91,8 +85,27 @@ func Drain(ctx context.Context, tx DB, asks *pgx.Batch, due Due) (Drained, error
 func (d Due) args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
 		"queue": d.Queue, "since": orAll(d.InboxSince), "now": d.Now, "rows": maxFlows, "calls": maxCalls,
-		"places": column(d.Known, func(f Flow) string { return f.Place }),
+		"places": column(d.Known, func(f Flow) string { return f.Place }), "told": maxTold,
 	}
+}
+
+// columns are flows, column by column.
+type columns struct {
+	keys, tasks, places []string
+	priorities          []int16
+	consumed            []int32
+	calls, heads, tails []int64
+}
+
+func (c columns) flows() []Flow {
+	list := make([]Flow, len(c.keys))
+	for i := range list {
+		list[i] = Flow{
+			Key: c.keys[i], Priority: c.priorities[i], Task: c.tasks[i], Calls: c.calls[i],
+			Head: c.heads[i], Consumed: c.consumed[i], Tail: c.tails[i], Place: c.places[i],
+		}
+	}
+	return list
 }
 
 // orAll is nil, for the beginning of time, where a time is zero.
@@ -234,9 +247,14 @@ consumed AS (
     FROM due
 )
 SELECT inbox, wakes, onward, whole, CASE WHEN whole THEN @now ELSE greatest(last, timestamptz '0001-01-01 00:00:00Z') END,
-    coalesce(f.key, ''), coalesce(f.priority, 0), coalesce(f.task, ''), coalesce(f.calls, 0), coalesce(f.head, 0), coalesce(f.consumed, 0),
-    coalesce(f.tail, 0), coalesce(f.place::text, ''), f.place IS NULL OR f.wake_at IS NOT NULL
-FROM consumed LEFT JOIN (SELECT * FROM entered UNION ALL SELECT * FROM grown) f ON true`
+    (SELECT count(*) FROM changed) > @told, f.keys, f.priorities, f.tasks, f.calls, f.heads, f.consumed, f.tails, f.places
+FROM consumed
+CROSS JOIN (
+    SELECT array_agg(key) AS keys, array_agg(priority) AS priorities, array_agg(task) AS tasks, array_agg(calls) AS calls,
+        array_agg(head) AS heads, array_agg(consumed) AS consumed, array_agg(tail) AS tails, array_agg(place::text) AS places
+    FROM (SELECT * FROM entered UNION ALL SELECT * FROM grown) l
+    WHERE wake_at IS NULL AND (SELECT count(*) FROM changed) <= @told
+) f`
 
 // wakeSQL wakes all flows of some keys, and of those whose time comes first, within a span: one that was parked sooner must not
 // pass one of a lower priority number.

@@ -1,6 +1,7 @@
 package backlog_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 	"github.com/callq/callq/internal/backlog"
 	"github.com/callq/callq/internal/ledger"
 	"github.com/callq/callq/internal/pgtest"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -22,6 +23,8 @@ type queue struct {
 	pool *pgxpool.Pool // a claim's: by its settings, Postgres would compare every call with every other to check them
 	name string
 	all  *pgxpool.Pool // reads everything
+
+	drained backlog.Drained // by the last drain
 }
 
 func newQueue(t *testing.T) *queue {
@@ -29,7 +32,7 @@ func newQueue(t *testing.T) *queue {
 	settings := ledger.Settings()
 	settings["idle_in_transaction_session_timeout"] = "0"
 	all := pgtest.New(t)
-	return &queue{t, pgtest.Another(t, all, settings), "q", all}
+	return &queue{t: t, pool: pgtest.Another(t, all, settings), name: "q", all: all}
 }
 
 func (q *queue) exec(sql string) {
@@ -77,8 +80,18 @@ func (q *queue) drainAt(now time.Time) {
 func (q *queue) drainOnce(now time.Time) (all bool) {
 	q.t.Helper()
 	q.tx(func(ctx context.Context, tx pgx.Tx) error {
-		drained, err := backlog.Drain(ctx, tx, &pgx.Batch{}, backlog.Due{Queue: q.name, Now: now})
-		all = drained.All
+		// It is told where some flows are, and where there is none, or another queue's.
+		rows, _ := tx.Query(ctx, `SELECT ctid::text FROM callq.call_flows WHERE ctid::text LIKE '%1)' UNION ALL SELECT '(9999,9)'`)
+		places, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return err
+		}
+		due := backlog.Due{Queue: q.name, Now: now}
+		for _, place := range places {
+			due.Known = append(due.Known, backlog.Flow{Place: place})
+		}
+		drained, err := backlog.Drain(ctx, tx, &pgx.Batch{}, due)
+		all, q.drained = drained.All, drained
 		return err
 	})
 	return all
@@ -213,7 +226,7 @@ func TestOrder(t *testing.T) {
 			q := newQueue(t)
 			c.run(q)
 			q.sound()
-			if diff := cmp.Diff(c.want, q.claim(c.most)); diff != "" {
+			if diff := gocmp.Diff(c.want, q.claim(c.most)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			q.sound()
@@ -299,5 +312,42 @@ func TestProducersAtOnce(t *testing.T) {
 	claimed = append(claimed, q.claimAll()...)
 	if n := q.value(`SELECT count(*) FROM call_queue`); n == 0 || n != int64(len(claimed)) || q.value(`SELECT max(attempts) FROM call_queue`) > 1 {
 		t.Errorf("%d claims of %d calls", len(claimed), n)
+	}
+}
+
+// A drain says which flows it has filed calls into, as they are now, but for parked ones; not where they are many.
+func TestDrainTellsWhatItFiled(t *testing.T) {
+	t.Parallel()
+	q := newQueue(t)
+	insert := func(keys int) {
+		t.Helper()
+		q.exec(fmt.Sprintf(`INSERT INTO call_queue (queue, key) SELECT 'q', 'k' || i FROM generate_series(1, %d) i`, keys))
+		q.drain()
+	}
+	told := func() (flows []backlog.Flow) {
+		rows, _ := q.all.Query(t.Context(), `SELECT key, priority, task, calls, head, consumed, tail, ctid::text AS place FROM callq.call_flows
+			WHERE wake_at IS NULL AND key <= 'k3' ORDER BY key`)
+		flows, err := pgx.CollectRows(rows, pgx.RowToStructByName[backlog.Flow])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return flows
+	}
+	byKey := func(a, b backlog.Flow) int { return cmp.Compare(a.Key, b.Key) }
+	for _, what := range []string{"new ones", "the same", "one is parked"} {
+		if what == "one is parked" {
+			q.exec(`UPDATE callq.call_flows SET wake_at = now() + interval '1 day' WHERE key = 'k2'`)
+		}
+		insert(3)
+		got := slices.SortedFunc(slices.Values(q.drained.Filed), byKey)
+		if diff := gocmp.Diff(told(), got); diff != "" || q.drained.Else {
+			t.Errorf("%s: filed, -as they are +told:\n%s others: %v", what, diff, q.drained.Else)
+		}
+	}
+	if insert(256); len(q.drained.Filed) != 255 || q.drained.Else {
+		t.Errorf("of 256 flows, one of them parked, it tells %d, others: %v", len(q.drained.Filed), q.drained.Else)
+	}
+	if insert(257); len(q.drained.Filed) != 0 || !q.drained.Else {
+		t.Errorf("of 257 flows it tells %d, others: %v", len(q.drained.Filed), q.drained.Else)
 	}
 }

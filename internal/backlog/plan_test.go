@@ -32,7 +32,7 @@ func TestPlans(t *testing.T) {
 func TestNewCallsAreNotCompared(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewWith(t, ledger.Settings())
-	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": maxFlows, "calls": maxCalls, "places": []string{}}
+	args := pgx.StrictNamedArgs{"queue": "q", "since": (*time.Time)(nil), "now": time.Now(), "rows": maxFlows, "calls": maxCalls, "places": []string{}, "told": maxTold}
 	rows, _ := pool.Query(t.Context(), "EXPLAIN "+drainSQL, pgx.QueryExecModeExec, args)
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {

@@ -79,9 +79,9 @@ func (f knownFlows) first(tasks []string, behind string, now time.Time) (list []
 	return slices.Concat(list[next:], list[:next]), true
 }
 
-// filed is what is known once a drain has filed calls: nothing if it woke flows.
+// filed is what is known once a drain has filed calls: nothing if it changed more.
 func (f knownFlows) filed(d backlog.Drained) knownFlows {
-	if !f.known() || d.Woke {
+	if !f.known() || d.Else {
 		return knownFlows{}
 	}
 	return f.with(d.Filed)

@@ -38,7 +38,7 @@ func TestKnownFlows(t *testing.T) {
 		"not where there are more": {readFlows(read.list, true, read.tasks, "", now, now), []string{"http"}, "", now, "unknown"},
 		"with what was filed":      {read.filed(backlog.Drained{Filed: []backlog.Flow{flow("bb", 1), flow("b", 2)}}), []string{"http"}, "", now, "a b bb c"},
 		"but for other tasks":      {read.filed(backlog.Drained{Filed: []backlog.Flow{{Key: "bb", Task: "new"}}}), []string{"http"}, "", now, "a b c"},
-		"not once flows woke":      {read.filed(backlog.Drained{Woke: true}), []string{"http"}, "", now, "unknown"},
+		"not once others changed":  {read.filed(backlog.Drained{Else: true}), []string{"http"}, "", now, "unknown"},
 		"once consumed":            {read.consumed(1, []backlog.Flow{flow("a", 0)}, 0, "a"), []string{"http"}, "", now, "a b c"},
 		"not once one was gone":    {read.consumed(2, []backlog.Flow{flow("a", 0)}, 0, "a"), []string{"http"}, "", now, "unknown"},
 		"not once one is parked":   {read.consumed(0, nil, 1, "a"), []string{"http"}, "", now, "unknown"},
