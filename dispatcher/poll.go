@@ -104,12 +104,16 @@ func (d *Dispatcher) Step(ctx context.Context, tick bool) (next time.Duration, e
 	return d.claims.Poll(bounded, false)
 }
 
-// tick does everything that is due. If one part fails, the others still get their turn; the next tick finds what is left. A step of
-// Postgres's clock must be seen before anything is computed back from that clock, and also while there is nothing to claim.
+// tick does everything that is due, unless another dispatcher does. If one part fails, the others still get their turn; the next tick
+// finds what is left. A step of Postgres's clock must be seen before anything is computed back from that clock, and also while there is
+// nothing to claim.
 func (d *Dispatcher) tick(ctx context.Context) (time.Duration, error) {
 	if _, err := d.claims.ReadClock(ctx); err != nil {
 		d.recovery.PostgresAway()
 		return retryIn, err
+	}
+	if left, err := d.claims.LeavesTick(ctx); left > 0 || err != nil {
+		return left, err
 	}
 	recoverErr := d.recovery.Pass(ctx, d.view(), d.stopping.Load, d.metrics.recovered)
 	next, pollErr := d.claims.Poll(ctx, true)

@@ -12,10 +12,10 @@ import (
 )
 
 // Poll gives each queue that is due a turn, and returns in how long to poll again. Without wait, it skips queues whose limits cannot
-// have room yet, and leaves what takes long to the next poll. With wait, it ends when nothing more can be claimed. It claims nothing
-// while another dispatcher does, but now and then with wait, to learn the low-water mark.
+// have room yet, leaves what takes long to the next poll, and all to another dispatcher that claims. With wait, it ends when nothing
+// more can be claimed.
 func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
-	if !wait || c.Now().Sub(c.claimed) < standMost {
+	if !wait {
 		if left, err := c.standsBy(ctx); left > 0 || err != nil {
 			return left, err
 		}
@@ -51,6 +51,15 @@ func (c *Claimer) Poll(ctx context.Context, wait bool) (time.Duration, error) {
 			return min(pollIn, c.scan.again(c.Now())), nil
 		}
 	}
+}
+
+// LeavesTick returns for how long a tick is left to another dispatcher that claims: all but one in a while, by which this one learns
+// the low-water mark.
+func (c *Claimer) LeavesTick(ctx context.Context) (time.Duration, error) {
+	if c.Now().Sub(c.claimed) >= standMost {
+		return 0, nil
+	}
+	return c.standsBy(ctx)
 }
 
 // standsBy returns for how long claims are left to another dispatcher. That it went on to claim is enough to know: it looks at all

@@ -25,7 +25,7 @@ type firsts struct{ inbox, flow *time.Time }
 const (
 	scanNear  = 250 * time.Millisecond // nearly all transactions that insert are shorter
 	scanSteps = 5                      // from scanNear on, each goes back four times as far, once in half that time
-	scanRest  = 400                    // a slow whole poll takes at most one part in so many of the time
+	scanRest  = 1000                   // a slow whole poll takes at most one part in so many of the time
 	scanCheap = time.Millisecond       // one that takes twice as long as another poll, and this, is slow
 )
 

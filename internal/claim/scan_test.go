@@ -43,7 +43,7 @@ func TestLowWater(t *testing.T) {
 // or by a whole poll.
 func TestScanWindow(t *testing.T) {
 	t.Parallel()
-	const took = 100 * time.Millisecond // a whole poll
+	const took = 40 * time.Millisecond // a whole poll
 	const seldom, lasts = scanRest * took, 3 * scanRest * took
 	for _, late := range []time.Duration{0, scanNear / 2, time.Second, 3 * time.Second, 10 * time.Second, 100 * time.Second} {
 		for _, woken := range []time.Duration{20 * time.Millisecond, time.Second} {
