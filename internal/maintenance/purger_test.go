@@ -106,8 +106,7 @@ func TestPurgerReadsWhatIsDue(t *testing.T) {
 	for _, table := range []string{"call_queue", "call_attempts"} {
 		before := l.read(table)
 		l.purge(&p, Retention{}, 0, 0, 0, 0)
-		// The lowest and the highest id.
-		if n := l.read(table) - before; n > 2 {
+		if n := l.read(table) - before; n > 0 { // not even the lowest id, which all that was removed may lie before
 			t.Errorf("it reads %d rows of %s", n, table)
 		}
 	}

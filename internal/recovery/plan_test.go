@@ -19,5 +19,6 @@ func TestPlans(t *testing.T) {
 		"unstarted":    {SQL: overdueSQL + unstartedWhere},
 		"former epoch": {SQL: overdueSQL + formerWhere},
 		"clean usage":  {SQL: cleanUsageSQL},
+		"pools":        {SQL: poolsSQL},
 	})
 }
