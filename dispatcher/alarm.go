@@ -18,17 +18,21 @@ import (
 type alarm struct {
 	notified chan struct{} // there may be something to claim
 	freed    atomic.Bool   // units came free: what is blocked no longer holds
+	joined   atomic.Bool   // a worker came
 	standsBy atomic.Bool   // another dispatcher claims: that one is told of calls
 	// For how long its connection may be silent before it is asked for an answer, and for how long that may take. Its TCP may be dead
 	// and swallow all that is said, and nothing tells.
 	askEvery, askWithin time.Duration
 }
 
-// notify has the loop poll soon. If units came free, it also polls the queues that waited for some. While the dispatcher stands by, the
-// loop does not wake up for what it would leave to the other.
-func (a *alarm) notify(freed bool) {
-	if freed {
+// notify has the loop poll soon, for what a wake says. While the dispatcher stands by, the loop does not wake up for what it would
+// leave to the other.
+func (a *alarm) notify(wake string) {
+	switch wake {
+	case callqueue.WakeFreed:
 		a.freed.Store(true)
+	case callqueue.WakeJoined:
+		a.joined.Store(true)
 	}
 	if !a.standsBy.Load() {
 		signal(a.notified)
@@ -56,7 +60,7 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, names sc
 	if _, err := conn.Exec(ctx, `LISTEN `+names.WakeChannel()); err != nil {
 		return false, fmt.Errorf("listen: %w", err)
 	}
-	a.notify(true) // for what was announced while nothing listened
+	a.notify(callqueue.WakeFreed) // for what was announced while nothing listened
 	var heardAt time.Time
 	for {
 		notification, err := a.waitOrAsk(ctx, conn)
@@ -64,7 +68,7 @@ func (a *alarm) listenOnce(ctx context.Context, config *pgx.ConnConfig, names sc
 		case err != nil:
 			return true, fmt.Errorf("wait for notifications: %w", err)
 		case notification != nil:
-			a.notify(notification.Payload == callqueue.WakeFreed)
+			a.notify(notification.Payload)
 			if notification.Payload == "" && !a.standsBy.Load() && time.Since(heardAt) > hearAgain {
 				heardAt = time.Now()
 				if _, err := conn.Exec(ctx, names.SQL(heardSQL)); err != nil {

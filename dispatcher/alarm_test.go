@@ -91,7 +91,7 @@ func TestListenNoticesADeadConnection(t *testing.T) {
 }
 
 // A dispatcher that stands by leaves wakes to the one that claims: it does not even note them, for which that one's claim would wait.
-// Units that came free it remembers.
+// Units that came free, and that a worker came, it remembers.
 func TestStandbyLeavesWakes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -106,8 +106,8 @@ func TestStandbyLeavesWakes(t *testing.T) {
 	<-a.notified // it listens
 	a.freed.Store(false)
 	a.standsBy.Store(true)
-	for _, said := range []string{`NOTIFY callq_wake`, `NOTIFY callq_wake, '` + callqueue.WakeFreed + `'`} {
-		if _, err := pool.Exec(ctx, said); err != nil {
+	for _, said := range []string{"", callqueue.WakeJoined, callqueue.WakeFreed} {
+		if _, err := pool.Exec(ctx, `SELECT pg_notify('callq_wake', $1)`, said); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,6 +116,9 @@ func TestStandbyLeavesWakes(t *testing.T) {
 			t.Fatal("it heard nothing")
 		}
 		runtime.Gosched()
+	}
+	if !a.joined.Load() {
+		t.Error("it did not remember that a worker came")
 	}
 	var noted *int64
 	if err := pool.QueryRow(ctx, `SELECT pg_sequence_last_value('callq.call_wake_seq')`).Scan(&noted); err != nil || noted != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -70,7 +71,10 @@ func (d *Dispatcher) Replace(ctx context.Context, s Settings) error {
 }
 
 // Freed tells what workers do when units came free that no claim could foresee.
-func (d *Dispatcher) Freed() { d.alarm.notify(true) }
+func (d *Dispatcher) Freed() { d.alarm.notify(callqueue.WakeFreed) }
+
+// Joined tells what a worker does that comes.
+func (d *Dispatcher) Joined() { d.alarm.notify(callqueue.WakeJoined) }
 
 // NoteHistory notes the last full minute.
 func (d *Dispatcher) NoteHistory(ctx context.Context) { d.noteHistory(ctx) }

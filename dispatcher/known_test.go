@@ -60,6 +60,46 @@ func TestTurnsAreKnown(t *testing.T) {
 	s.want(`SELECT array_agg(key ORDER BY attempts DESC, finished_at) = '{a,b,c,a,b,c}' FROM call_queue`)
 }
 
+// The first worker of a task gets the calls that waited for it when it comes, though it has just been read which workers and flows there
+// are.
+func TestFirstWorkerOfATask(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(10)
+	now := time.Now()
+	d := s.dispatcher(rules(), func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
+	s.turn(d)
+	s.exec(`INSERT INTO call_queue (task) VALUES ('mail'), ('http')`)
+	s.poll(d)
+	s.aliveIn("mail", 10, "mail")
+	s.poll(d)
+	s.want(`SELECT array_agg(task) = '{http}' FROM callq.call_open`)
+	d.Joined()
+	s.poll(d)
+	s.want(`SELECT array_agg(task ORDER BY task) = '{http,mail}' FROM callq.call_open`)
+}
+
+// Calls of a task whose workers were full are claimed once a slot is free, whatever was claimed meanwhile for other workers.
+func TestWorkersThatWereFull(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.alive(10)
+	s.aliveIn("mail", 1, "mail")
+	now := time.Now()
+	d := s.dispatcher(rules(), func(c *dispatcher.Config) { c.Now = func() time.Time { return now } })
+	s.turn(d)
+	s.exec(`INSERT INTO call_queue (task) VALUES ('mail'), ('mail')`)
+	s.poll(d)
+	s.start(time.Hour)
+	now = now.Add(2 * time.Second) // what was known of flows no longer holds
+	s.exec(`INSERT INTO call_queue (task) VALUES ('http')`)
+	s.poll(d)
+	s.want(`SELECT array_agg(task ORDER BY task) = '{http,mail}' FROM callq.call_open`)
+	s.finish()
+	s.poll(d)
+	s.want(`SELECT array_agg(task ORDER BY task) = '{http,mail}' FROM callq.call_open`)
+}
+
 // What is known of the flows does not outlive what others do to them: each call is claimed once, in its order.
 func TestFlowsThatOthersChange(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/limit"
 	"github.com/callq/callq/internal/maintenance"
 	"github.com/callq/callq/internal/policy"
@@ -91,7 +92,7 @@ func (d *Dispatcher) reloadLoop(ctx context.Context, jobs *jobs) {
 		}
 		current := d.current.Load()
 		jobs.follow(current.Schedule)
-		d.alarm.notify(true)
+		d.alarm.notify(callqueue.WakeFreed)
 		d.cfg.Logger.InfoContext(ctx, "new settings in force",
 			"queues", len(current.Policy.Queues), "limits", len(current.Policy.Limits))
 	}

@@ -101,6 +101,9 @@ func (d *Dispatcher) Step(ctx context.Context, tick bool) (next time.Duration, e
 	if d.alarm.freed.Swap(false) {
 		d.claims.Freed()
 	}
+	if d.alarm.joined.Swap(false) {
+		d.claims.Joined()
+	}
 	return d.claims.Poll(bounded, false)
 }
 

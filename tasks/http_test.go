@@ -243,6 +243,28 @@ func TestEndsWakeDispatchers(t *testing.T) {
 	}
 }
 
+// A worker that comes says so.
+func TestWorkerThatComesWakesDispatchers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, nil)
+	conn, err := b.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `LISTEN `+callqueue.WakeChannel); err != nil {
+		t.Fatal(err)
+	}
+	b.addWorker(tasks.Config{}, "new")
+	for said := ""; said != callqueue.WakeJoined; {
+		n, err := conn.Conn().WaitForNotification(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		said = n.Payload
+	}
+}
+
 // The HTTP status and how long the answer took stand in the ledger, whatever of the answer is kept, also where a handler asked
 // through the call's client.
 func TestCodeStandsInTheLedger(t *testing.T) {

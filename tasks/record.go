@@ -277,12 +277,17 @@ func (r *recorder) wakeDispatchers(ctx context.Context) {
 		if r.unused.Swap(false) { // of a window: else dispatchers know when the next comes free
 			what = callqueue.WakeFreed
 		}
-		if _, err := r.db.Exec(ctx, wakeSQL, what); err != nil {
-			r.log.DebugContext(ctx, "dispatchers not woken", "err", err) // their schedule will
-		}
+		r.tell(ctx, what)
 		if !pause(ctx, wakeEvery) {
 			return
 		}
+	}
+}
+
+// tell wakes the dispatchers.
+func (r *recorder) tell(ctx context.Context, what string) {
+	if _, err := r.db.Exec(ctx, wakeSQL, what); err != nil {
+		r.log.DebugContext(ctx, "dispatchers not woken", "err", err) // their schedule will
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/callq/callq/callqueue"
 	"github.com/callq/callq/internal/budget"
 	"github.com/callq/callq/internal/handoff"
 	"github.com/callq/callq/internal/httptask"
@@ -272,7 +273,7 @@ func (w *Worker) heartbeat(ctx context.Context) {
 	beat := func() error { return w.beat(ctx) }
 	warn := func(err error) { w.log.WarnContext(ctx, "heartbeat failed", "err", err) }
 	if retry(ctx, 50*time.Millisecond, beat, warn) {
-		w.recorder.wake() // there may be calls that waited for such a worker
+		w.recorder.tell(ctx, callqueue.WakeJoined) // there may be calls that waited for such a worker
 	}
 	for pause(ctx, heartbeatEvery) {
 		retry(ctx, 50*time.Millisecond, beat, warn)

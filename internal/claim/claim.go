@@ -51,7 +51,7 @@ type Claimer struct {
 	hurried  bool // see Hurried
 	reserved reservations
 	shares   *shares
-	turnover pools.Turnover
+	workers  pools.Reader
 	runs     runs
 	claims   int64 // of this one
 	scan     scanWindow
@@ -101,6 +101,12 @@ func (c *Claimer) StandBy() time.Duration { return c.standBy.Sub(c.Now()) }
 func (c *Claimer) Freed() {
 	clear(c.blocked)
 	c.waits.freed()
+}
+
+// Joined tells that a worker came, perhaps the first of a task, whose flows were left out.
+func (c *Claimer) Joined() {
+	c.workers.Forget()
+	clear(c.known)
 }
 
 // UnitWaits returns the longest that a due call had to wait for the next unit of each limit, since it was asked last. Limits that

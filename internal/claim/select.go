@@ -44,7 +44,7 @@ func (c *Claimer) candidates(ctx context.Context, conn *schema.Conn, seen *under
 			return nil, err
 		}
 		list.crowded = len(first) == c.Flows
-		seen.flows = readFlows(first, list.crowded, tasks, seen.queue.Served, began, c.Now())
+		seen.flows = readFlows(first, list.crowded || seen.pools.SomeFull(), tasks, seen.queue.Served, began, c.Now())
 	}
 	for _, l := range first {
 		list.lastKey = l.Key

@@ -60,7 +60,7 @@ func (c *Claimer) claimOnce(tick context.Context, o order) (outcome, error) {
 	b.messages = slices.DeleteFunc(b.messages, func(m handoff.Message) bool { return len(m.Attempts) == 0 })
 	b.passed(c.Now().Sub(list.readAt))
 	for _, m := range b.messages {
-		c.turnover.Handed(m.Pool, len(m.Attempts))
+		c.workers.Handed(m.Pool, len(m.Attempts))
 	}
 	c.needs.promise(ctx, o.needs, b)
 	c.Sender.Deliver(tick, b.messages) // however long the claim took
@@ -195,7 +195,8 @@ func (c *Claimer) prepare(ctx context.Context, conn *schema.Conn, queue string, 
 	}
 	var asks pgx.Batch
 	s.queue.Draw(&asks)
-	s.askForWorkers(&asks, &c.turnover)
+	c.workers.Ask(&asks, s.from, s.readAt, &s.pools)
+	s.askForPauses(&asks)
 	if !s.perKey() {
 		s.head = c.headroom(&asks, s, nil)
 	}
@@ -239,12 +240,8 @@ func (c *Claimer) restored(ctx context.Context) error {
 	return nil
 }
 
-// askForWorkers asks for the workers' pools, and what is paused.
-func (s *underLocks) askForWorkers(asks *pgx.Batch, turnover *pools.Turnover) {
-	asks.Queue(pools.SQL, s.from).Query(func(rows pgx.Rows) (err error) {
-		s.pools, err = pools.Collect(rows, turnover, s.readAt)
-		return err
-	})
+// askForPauses asks what is paused.
+func (s *underLocks) askForPauses(asks *pgx.Batch) {
 	asks.Queue(pausedSQL, s.queue.Name, s.queue.LimitNames).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&s.pausedFor, &s.keyPauses, &s.probes, &s.lowered)
 	})
@@ -317,7 +314,7 @@ func (s *underLocks) state() state {
 func (c *Claimer) after(list *candidates, b *batch) outcome {
 	s := list.state()
 	s.wait, s.stuck, s.more = pollLater, b.stuck != nil, b.more || !list.drained.All && b.stuck == nil
-	s.someFull = slices.ContainsFunc(list.pools.List, func(p *pools.Pool) bool { return p.Capacity <= 0 })
+	s.someFull = list.pools.SomeFull()
 	s.allFull = list.pools.Capacity() == 0
 	lacking, head := b.blocked, list.head
 	if s.stuck {

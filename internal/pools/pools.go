@@ -8,11 +8,8 @@ package pools
 
 import (
 	"slices"
-	"time"
 
 	"github.com/callq/callq/internal/handoff"
-	"github.com/callq/callq/internal/ledger"
-	"github.com/jackc/pgx/v5"
 )
 
 // Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share.
@@ -28,11 +25,10 @@ type Pool struct {
 	Labels    []string `db:"labels"`
 	Workers   int      `db:"workers"`   // alive
 	Slots     int      `db:"slots"`     // of the smallest live worker
-	Free      int      `db:"free"`      // slots of live workers that run nothing
-	Started   int      `db:"started"`   // open attempts that somebody has started
-	Unstarted int      `db:"unstarted"` // open attempts that have not started, but for those in runs
-	InRuns    int      `db:"in_runs"`   // open attempts in runs that have not started
-	OpenFrom  *int64   `db:"open_from"` // the smallest batch of its open attempts; nil: it has none
+	AllSlots  int      `db:"all_slots"` // of the live workers
+	Started   int      `db:"-"`         // open attempts that somebody has started
+	Unstarted int      `db:"-"`         // open attempts that have not started, but for those in runs
+	InRuns    int      `db:"-"`         // open attempts in runs that have not started
 	Capacity  int      `db:"-"`         // attempts that may still be handed to it
 	Soon      int      `db:"-"`         // running attempts that end soon, if they go on to end as they did of late
 }
@@ -43,26 +39,13 @@ const (
 	highWater              = 256 // unstarted attempts
 )
 
-// Collect reads the pools from the rows of SQL. What t has seen decides how much more than their free slots they get; nil: no more.
-// at is when the rows came, by a monotonic clock.
-func Collect(rows pgx.Rows, t *Turnover, at time.Time) (*Pools, error) {
-	list, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByName[Pool])
-	if err == nil {
-		t.count(list, at)
-	}
-	return withCapacity(list), ledger.Wrap("read the workers", err)
-}
-
 // withCapacity gives the live pools their capacity. If none is alive, those last seen and that of the task http share
 // capacityWithoutWorkers evenly.
 func withCapacity(list []*Pool) *Pools {
 	r := &Pools{}
 	unstarted := 0
 	for _, p := range list {
-		if unstarted += p.Unstarted; r.OpenFrom == nil || p.OpenFrom != nil && *p.OpenFrom < *r.OpenFrom {
-			r.OpenFrom = p.OpenFrom
-		}
-		if p.Workers == 0 {
+		if unstarted += p.Unstarted; p.Workers == 0 {
 			continue
 		}
 		if r.List = append(r.List, p); !p.aboveHighWater() {
@@ -84,13 +67,16 @@ func withCapacity(list []*Pool) *Pools {
 
 func (p *Pool) handles(task string) bool { return slices.Contains(p.Tasks, task) }
 
+// free is how many slots of live workers run nothing.
+func (p *Pool) free() int { return max(0, p.AllSlots-p.Started) }
+
 // most is how many unstarted attempts the pool may have: its free slots, and beyond them as many as come free soon. These spare
 // workers of short calls from waiting for the next claim.
-func (p *Pool) most() int { return p.Free + min(p.Free, p.Soon) }
+func (p *Pool) most() int { return p.free() + min(p.free(), p.Soon) }
 
 // aboveHighWater reports whether the pool's workers have enough for a while. Then it gets no more, so that the next claim
 // is worth its while.
-func (p *Pool) aboveHighWater() bool { return p.Unstarted >= highWater && 2*p.Unstarted > 3*p.Free }
+func (p *Pool) aboveHighWater() bool { return p.Unstarted >= highWater && 2*p.Unstarted > 3*p.free() }
 
 // AboveHighWater reports whether all pools have enough for a while.
 func (r *Pools) AboveHighWater() bool {
@@ -122,6 +108,11 @@ func (r *Pools) Capacity() int {
 		sum += p.Capacity
 	}
 	return sum
+}
+
+// SomeFull reports whether there is a pool without capacity.
+func (r *Pools) SomeFull() bool {
+	return slices.ContainsFunc(r.List, func(p *Pool) bool { return p.Capacity <= 0 })
 }
 
 // InRuns is how many attempts more may be handed over in runs. They use slots for a short part of the time.
@@ -194,26 +185,3 @@ func (p *Pool) Packing(task string, m int) int {
 	k := max(min(each, few), min(m/(4*w), 128))
 	return min(k, max(p.Slots/4, 1))
 }
-
-// SQL reads the pools. What a run has started ahead of its turn has no slot yet. The argument is the smallest batch that may be open.
-const SQL = `
-WITH pools AS (
-    SELECT pool, min(tasks) AS tasks, min(labels) AS labels, count(*) FILTER (WHERE live) AS workers,
-        min(slots) FILTER (WHERE live) AS slots, sum(slots) FILTER (WHERE live) AS all_slots
-    FROM (SELECT *, callq.alive(heartbeat_at) AS live FROM callq.call_workers) w
-    GROUP BY pool
-), open AS (
-    SELECT pool, count(*) FILTER (WHERE started_at IS NULL AND rooms IS NULL) AS unstarted,
-        count(*) FILTER (WHERE started_at IS NULL AND rooms IS NOT NULL) AS in_runs,
-        count(*) FILTER (WHERE started_at < CASE WHEN rooms IS NULL THEN 'infinity' ELSE clock_timestamp() END) AS started,
-        min(batch) AS open_from
-    FROM callq.call_open
-    WHERE batch >= $1
-    GROUP BY pool
-)
-SELECT pool, coalesce(p.tasks, '{}') AS tasks, coalesce(p.labels, '{}') AS labels, coalesce(p.workers, 0) AS workers,
-    coalesce(p.slots, 0) AS slots,
-    greatest(0, coalesce(p.all_slots, 0) - coalesce(o.started, 0)) AS free, coalesce(o.unstarted, 0) AS unstarted, coalesce(o.in_runs, 0) AS in_runs,
-    coalesce(o.started, 0) AS started, o.open_from
-FROM pools p
-FULL JOIN open o USING (pool)`

@@ -27,7 +27,7 @@ func TestCapacityOfAPool(t *testing.T) {
 		{1000, 1000, 1501, 0, true},
 		{1000, 1000, 2500, 0, true},
 	} {
-		r := withCapacity([]*Pool{{Name: "p", Workers: 1, Free: c.free, Soon: c.soon, Unstarted: c.unstarted}})
+		r := withCapacity([]*Pool{{Name: "p", Workers: 1, AllSlots: c.free, Soon: c.soon, Unstarted: c.unstarted}})
 		if got := r.Capacity(); got != c.room {
 			t.Errorf("%d unstarted for %d free slots: capacity for %d, want %d", c.unstarted, c.free, got, c.room)
 		}

@@ -8,10 +8,10 @@ const (
 	soon        = 50 * time.Millisecond
 )
 
-// Turnover describes how many attempts of each pool end soon, by how many ended of late: what one dispatcher handed over and is no
+// turnover describes how many attempts of each pool end soon, by how many ended of late: what one dispatcher handed over and is no
 // longer open. Where others hand over, too, it counts too few, which is safe. One slow call that ends is no turnover, so it reads
 // back much further than ahead. It belongs to the dispatcher's claims; the zero value is ready, and begins with none.
-type Turnover struct {
+type turnover struct {
 	of map[string][]ends // by pool, the oldest first: at most one from before turnoverFor, and all since
 }
 
@@ -21,18 +21,15 @@ type ends struct {
 	n  int
 }
 
-// Handed notes that n attempts, whose claim is committed, go to a pool.
-func (t *Turnover) Handed(pool string, n int) {
+// handed notes that n attempts, whose claim is committed, go to a pool.
+func (t *turnover) handed(pool string, n int) {
 	for i := range t.of[pool] { // the next count finds them open, or ended
 		t.of[pool][i].n -= n
 	}
 }
 
 // count sets how many attempts of each pool end soon.
-func (t *Turnover) count(list []*Pool, at time.Time) {
-	if t == nil {
-		return
-	}
+func (t *turnover) count(list []*Pool, at time.Time) {
 	seen := make(map[string][]ends, len(list)) // without pools that are gone
 	for _, p := range list {
 		all := append(t.of[p.Name], ends{at, -p.Started - p.Unstarted})

@@ -32,14 +32,14 @@ func TestTurnover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var seen Turnover
+			var seen turnover
 			begin := time.Now()
 			for _, s := range steps {
 				p := &Pool{Name: "p", Started: s.started, Unstarted: s.unstarted}
 				if seen.count([]*Pool{p}, begin.Add(s.at)); p.Soon != s.want {
 					t.Errorf("after %s %d end soon, want %d", s.at, p.Soon, s.want)
 				}
-				seen.Handed("p", s.handed)
+				seen.handed("p", s.handed)
 			}
 		})
 	}

@@ -64,9 +64,10 @@ func (r *Recoverer) undelivered(ctx context.Context, v View) ([]handed, error) {
 	if err != nil || len(late) == 0 {
 		return nil, err
 	}
-	rows, _ = r.Pool.Query(ctx, pools.SQL, v.OpenFrom)
-	all, err := pools.Collect(rows, nil, time.Time{})
-	if err != nil {
+	var all *pools.Pools
+	var asks pgx.Batch
+	new(pools.Reader).Ask(&asks, v.OpenFrom, time.Time{}, &all)
+	if err := r.Pool.SendBatch(ctx, &asks).Close(); err != nil {
 		return nil, err
 	}
 	var gone []handed
