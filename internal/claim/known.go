@@ -25,7 +25,7 @@ const (
 	knownMost = 256         // flows of a queue
 	placed    = 32          // of so many, a drain is told the places; of more, each has few versions
 	knownFor  = time.Second // at least
-	knownRest = 1000        // to read them takes at most one part in so many of the time
+	knownRest = 4000        // to read them takes at most one part in so many of the time
 
 	servedLag = 250 * time.Millisecond // from one writing of the key served last to the next
 )
