@@ -108,9 +108,13 @@ func (d *Dispatcher) purge(ctx context.Context) {
 
 // noteHistory notes the minute that has ended, unless nothing of it is kept.
 func (d *Dispatcher) noteHistory(ctx context.Context) {
-	if d.current.Load().Retention.History >= 0 {
-		d.logJob(ctx, "history", history.Note(ctx, d.cfg.db, d.claims.UnitWaits()))
+	if d.current.Load().Retention.History < 0 {
+		return
 	}
+	d.stepping.Lock()
+	openFrom := d.claims.OpenFrom()
+	d.stepping.Unlock()
+	d.logJob(ctx, "history", history.Note(ctx, d.cfg.db, d.claims.UnitWaits(), openFrom))
 }
 
 func (d *Dispatcher) logJob(ctx context.Context, job string, err error) {

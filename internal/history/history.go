@@ -16,14 +16,21 @@ import (
 )
 
 // Note notes the last full minute, by Postgres's clock, unless another dispatcher has. waits is the longest that a due call had to wait
-// for the next unit of each limit, as this dispatcher's claims saw it since it noted last; the longest of all dispatchers counts.
-func Note(ctx context.Context, pool schema.DB, waits map[string]time.Duration) error {
+// for the next unit of each limit, as this dispatcher's claims saw it since it noted last; the longest of all dispatchers counts. No
+// open attempt is of a batch smaller than openFrom.
+func Note(ctx context.Context, pool schema.DB, waits map[string]time.Duration, openFrom int64) error {
 	var names []string
 	var ms []int32
 	for name, wait := range waits {
 		names, ms = append(names, name), append(ms, int32(min(math.Ceil(wait.Seconds()*1000), math.MaxInt32)))
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if len(waits) == 0 {
+			var busy bool
+			if err := tx.QueryRow(ctx, busySQL).Scan(&busy); err != nil || busy {
+				return err
+			}
+		}
 		var minute time.Time
 		if err := tx.QueryRow(ctx, turnSQL).Scan(&minute); errors.Is(err, pgx.ErrNoRows) {
 			_, err = tx.Exec(ctx, longerSQL, names, ms)
@@ -34,10 +41,10 @@ func Note(ctx context.Context, pool schema.DB, waits map[string]time.Duration) e
 		if _, err := tx.Exec(ctx, settingsSQL); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, limitsSQL, minute, names, ms); err != nil {
+		if _, err := tx.Exec(ctx, limitsSQL, minute, openFrom, names, ms); err != nil {
 			return fmt.Errorf("of limits: %w", err)
 		}
-		if _, err := tx.Exec(ctx, queuesSQL, minute); err != nil {
+		if _, err := tx.Exec(ctx, queuesSQL, minute, openFrom); err != nil {
 			return fmt.Errorf("of queues: %w", err)
 		}
 		return nil
@@ -51,6 +58,11 @@ const turnSQL = `
 INSERT INTO callq.call_meta AS m (name, at) VALUES ('history', date_trunc('minute', clock_timestamp()) - interval '1 minute')
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE m.at IS DISTINCT FROM excluded.at
 RETURNING at`
+
+// busySQL reports whether another dispatcher is noting a minute. Who has nothing to add need not wait for it.
+const busySQL = `
+SELECT EXISTS (SELECT FROM callq.call_meta WHERE name = 'history')
+    AND NOT EXISTS (SELECT FROM callq.call_meta WHERE name = 'history' FOR UPDATE SKIP LOCKED)`
 
 // longerSQL adds the waits to a minute that another dispatcher noted.
 const longerSQL = `
@@ -86,11 +98,14 @@ WITH waits AS (` + waitsSQL + `
         UNION ALL
         SELECT u.name, u.cost, 0
         FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
-        WHERE o.started_at >= $1 AND o.started_at < $1::timestamptz + interval '1 minute'
+        WHERE o.batch >= $2 AND o.started_at >= $1 AND o.started_at < $1::timestamptz + interval '1 minute'
     ) s
     GROUP BY name
 ), running AS (
-    SELECT u.name, sum(u.cost) AS units FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost) GROUP BY 1
+    SELECT u.name, sum(u.cost) AS units
+    FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits, o.costs) AS u (name, cost)
+    WHERE o.batch >= $2
+    GROUP BY 1
 ), ` + shutSQL + `
 SELECT l.name, $1, least(coalesce(CASE l.window_size WHEN '0' THEN r.units ELSE s.units END, 0), 2147483647),
     CASE l.window_size WHEN '0' THEN l.rate
@@ -100,7 +115,7 @@ FROM callq.call_limits l
 LEFT JOIN sent s USING (name)
 LEFT JOIN running r USING (name)
 LEFT JOIN shut h USING (name)
-LEFT JOIN unnest($2::text[], $3::integer[]) AS u (name, ms) USING (name)
+LEFT JOIN unnest($3::text[], $4::integer[]) AS u (name, ms) USING (name)
 LEFT JOIN LATERAL (SELECT least(coalesce(sum(due), 0), 2147483647) AS due FROM waits WHERE queue = ANY (l.queues)) w ON true
 WHERE l.queues <> '{}' AND (s.units > 0 OR r.units > 0 OR w.due > 0 OR h.causes IS NOT NULL)
   AND NOT EXISTS (SELECT FROM callq.call_limit_history WHERE minute = $1)`
@@ -132,7 +147,7 @@ WITH waits AS (` + waitsSQL + `
     GROUP BY e.queue
 ), running AS (
     SELECT queue, count(*) AS started FROM callq.call_open
-    WHERE started_at >= $1 AND started_at < $1::timestamptz + interval '1 minute'
+    WHERE batch >= $2 AND started_at >= $1 AND started_at < $1::timestamptz + interval '1 minute'
     GROUP BY queue
 )
 SELECT queue, $1, least(coalesce(w.due, 0), 2147483647), coalesce(d.started, 0) + coalesce(r.started, 0), coalesce(d.done, 0), coalesce(d.errors, 0),

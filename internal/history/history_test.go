@@ -49,7 +49,7 @@ func TestNote(t *testing.T) {
 	exec(t, owner, `INSERT INTO callq.call_pauses (what, name, until, reason, at, by) VALUES ('limit', 'idle', 'infinity', '', date_trunc('minute', now()) - interval '20 s', '')`)
 	for i := range 3 { // three dispatchers, of which one notes, and the others know more of two limits
 		waits := []map[string]time.Duration{{"api": 40 * time.Second, "bucket": time.Second, "unknown": time.Hour}, {"api": 30 * time.Second, "bucket": 1500300 * time.Microsecond, "idle": 1000 * time.Hour}, nil}[i]
-		if err := history.Note(t.Context(), pool, waits); err != nil {
+		if err := history.Note(t.Context(), pool, waits, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -61,7 +61,7 @@ func TestNote(t *testing.T) {
 	want(t, owner, `SELECT count(*) = 1 AND bool_and(due = 7 AND started = 83 AND done = 71 AND errors = 6 AND wait_p50 = 5000 AND run_p95 = 2000) FROM callq.call_queue_history`)
 
 	exec(t, owner, `UPDATE callq.call_meta SET at = at + interval '1 hour' WHERE name = 'history'`) // it was noted before the clock was set back
-	if err := history.Note(t.Context(), pool, nil); err != nil {
+	if err := history.Note(t.Context(), pool, nil, 1); err != nil {
 		t.Fatal(err)
 	}
 	want(t, owner, `SELECT count(*) = 5 FROM (SELECT limit_name FROM callq.call_limit_history UNION ALL SELECT queue FROM callq.call_queue_history) h`)
@@ -76,6 +76,38 @@ func TestNote(t *testing.T) {
 		}
 		want(t, owner, `SELECT `+step.left+` FROM callq.call_limit_history`)
 	}
+}
+
+// A dispatcher that has nothing to add to a minute does not wait for the one that notes it.
+func TestNobodyWaitsForWhoNotes(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.New(t)
+	pool := pgtest.AsDaemon(t, owner)
+	exec(t, owner, `INSERT INTO call_queue (queue) VALUES ('q')`)
+	note := func() {
+		t.Helper()
+		if err := history.Note(t.Context(), pool, nil, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	note()
+	exec(t, owner, `UPDATE callq.call_meta SET at = at - interval '1 hour' WHERE name = 'history'`)
+	exec(t, owner, `DELETE FROM callq.call_queue_history`)
+	other, err := owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Rollback(t.Context())
+	if _, err := other.Exec(t.Context(), `UPDATE callq.call_meta SET at = now() WHERE name = 'history'`); err != nil {
+		t.Fatal(err)
+	}
+	note()
+	want(t, owner, `SELECT count(*) = 0 FROM callq.call_queue_history`)
+	if err := other.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	note()
+	want(t, owner, `SELECT count(*) = 1 FROM callq.call_queue_history`)
 }
 
 // A week of ten limits and ten queues that are busy in every minute takes 20 MB at most. Here is a day of it.
@@ -123,7 +155,7 @@ func TestClosed(t *testing.T) {
 			('l0', 12.0, 12.1, 'refused'), ('l0', 30, 31, 'done'),
 			('l5', 9.9, 10.0, 'refused'), ('l5', 12.0, 12.1, 'refused'), ('l5', 22.1, 22.2, 'refused'), ('l5', 32.3, 32.4, 'done'), ('l5', 32.5, 40, 'done'),
 			('l6', -40, -20, 'refused'), ('l6', 4.5, 4.6, 'done'), ('l9', 1, 2, 'refused'), ('l9', 30, 31, 'done')) a (name, started, finished, outcome)`)
-	if err := history.Note(t.Context(), pool, nil); err != nil {
+	if err := history.Note(t.Context(), pool, nil, 1); err != nil {
 		t.Fatal(err)
 	}
 	var got string
@@ -158,7 +190,7 @@ func TestClosedByAudit(t *testing.T) {
 		}
 	}
 	exec(t, owner, `UPDATE callq.call_audit SET at = date_trunc('minute', now()) - interval '30 s' WHERE change = 'resumed'`)
-	if err := history.Note(t.Context(), pool, nil); err != nil {
+	if err := history.Note(t.Context(), pool, nil, 1); err != nil {
 		t.Fatal(err)
 	}
 	want(t, owner, `SELECT string_agg(closed::text, '' ORDER BY limit_name) = '{"refused": 20}{"paused": 20}{"paused": 20}' FROM callq.call_limit_history`)

@@ -27,7 +27,7 @@ const shutSQL = `audited AS (
         FROM public.call_attempts a CROSS JOIN LATERAL jsonb_to_recordset(a.charged) AS c ("limit" text)
         WHERE a.finished_at >= $1::timestamptz - interval '1 minute' AND EXISTS (SELECT FROM closing) -- else it reads none
         UNION ALL
-        SELECT u.name, o.started_at, NULL FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits) AS u (name)
+        SELECT u.name, o.started_at, NULL FROM callq.call_open o CROSS JOIN LATERAL unnest(o.limits) AS u (name) WHERE o.batch >= $2
     ) s
     CROSS JOIN LATERAL (VALUES (started_at, true), (refused_at, false)) AS m (at, starts)
     WHERE name IN (SELECT name FROM closing) AND m.at >= $1::timestamptz - interval '1 minute'

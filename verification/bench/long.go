@@ -18,7 +18,7 @@ import (
 )
 
 // long measures callq on tables in which so many calls have ended, of three attempts each, in turn with one that begins empty:
-// inserts and drains. Then it says how large the tables are, and what retention and verify take.
+// inserts and drains. Then it says how large the tables are, and what verify, retention and vacuum take.
 func (b *bench) long(ctx context.Context, out io.Writer) error {
 	return b.servers.withDatabase(ctx, func(longURL string) error {
 		return b.servers.withDatabase(ctx, func(emptyURL string) error {
@@ -36,7 +36,7 @@ func (b *bench) long(ctx context.Context, out io.Writer) error {
 			if err := b.longRounds(ctx, out, empty, full); err != nil {
 				return err
 			}
-			return full.sayLong(ctx, out, b.ended)
+			return errors.Join(full.sayLong(ctx, out, b.ended), b.retain(ctx, out, full))
 		})
 	})
 }
@@ -71,7 +71,7 @@ func (b *bench) longRounds(ctx context.Context, out io.Writer, empty, full *call
 	return table.Flush()
 }
 
-// sayLong says how large the tables are, and what retention of a part and verify of the last minutes take.
+// sayLong says how large the tables are, and what verify of the last minutes takes.
 func (c *callq) sayLong(ctx context.Context, out io.Writer, ended int) error {
 	rows, err := c.producers.Query(ctx, `SELECT relname, pg_table_size(oid), pg_indexes_size(oid) FROM pg_class WHERE relname IN ('call_queue', 'call_attempts')`)
 	if err != nil {
@@ -93,14 +93,48 @@ func (c *callq) sayLong(ctx context.Context, out io.Writer, ended int) error {
 		return err
 	}
 	fmt.Fprintf(out, "verify of the last 10 minutes: %s, %d attempts, %d findings\n", time.Since(begun).Round(time.Millisecond), report.Attempts, len(report.Findings))
+	return nil
+}
+
+// retain says what retention of a part takes while calls are inserted and drained, who waited longest for a lock meanwhile, and what
+// vacuum takes then.
+func (b *bench) retain(ctx context.Context, out io.Writer, c *callq) (err error) {
 	pool, end, err := ledger.Connect(ctx, c.producers, schema.Names{}, 1) // as callq's own connections are
 	if err != nil {
 		return err
 	}
 	defer end()
-	begun = time.Now()
-	purged, err := maintenance.Purge(ctx, pool, maintenance.Retention{Done: 90 * 24 * time.Hour, Failed: time.Hour, Cancelled: time.Hour})
-	fmt.Fprintf(out, "retention looks at all of it: %d calls and %d attempts gone in %s\n", purged.Calls, purged.Attempts, time.Since(begun).Round(time.Millisecond))
+	locks, err := watchLocks(ctx, b.servers.postgres.URL("postgres"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, locks.stop()) }()
+	retained := make(chan error, 1)
+	go func() {
+		begun := time.Now()
+		purged, err := maintenance.Purge(ctx, pool, maintenance.Retention{Done: 90 * 24 * time.Hour, Failed: time.Hour, Cancelled: time.Hour})
+		fmt.Fprintf(out, "retention beside drains: %d calls and %d attempts gone in %s\n", purged.Calls, purged.Attempts, time.Since(begun).Round(time.Millisecond))
+		retained <- err
+	}()
+	for drains := 1; ; drains++ {
+		if _, err := b.bulkAndDrain(ctx, c); err != nil {
+			return errors.Join(err, <-retained)
+		}
+		select {
+		case err = <-retained:
+			longest := locks.take()
+			fmt.Fprintf(out, "meanwhile %d drains; the longest wait for a lock was %.0f ms: %s\n", drains, longest.ms, longest.query)
+		default:
+			continue
+		}
+		break
+	}
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	err = maintenance.Vacuum(ctx, pool)
+	fmt.Fprintf(out, "vacuum after it: %s\n", time.Since(begun).Round(time.Millisecond))
 	return err
 }
 
