@@ -206,13 +206,15 @@ WITH seen AS MATERIALIZED (
     SELECT q.id, least(q.finished_at, clock_timestamp()) + ` + keptFor + ` AS until
     FROM public.call_queue q WHERE q.id > @after AND q.id <= @to ORDER BY q.id LIMIT @most
 ), old AS MATERIALIZED (
-    SELECT q.id, s.until
-    FROM seen s JOIN public.call_queue q ON q.id BETWEEN s.id AND s.id
-    WHERE s.until < clock_timestamp() AND ` + oldEnough + `
-    ORDER BY s.id
+    SELECT q.id
+    FROM public.call_queue q
+    WHERE q.id = ANY (ARRAY(SELECT id FROM seen WHERE until < clock_timestamp())) AND ` + oldEnough + `
+    ORDER BY q.id
     FOR UPDATE OF q SKIP LOCKED
 ), removed AS (
-    DELETE FROM public.call_queue q USING old WHERE q.id BETWEEN old.id AND old.id RETURNING old.id, old.until
+    DELETE FROM public.call_queue q
+    WHERE q.id = ANY (ARRAY(SELECT id FROM old))
+    RETURNING q.id, least(q.finished_at, clock_timestamp()) + ` + keptFor + ` AS until
 ), kept AS (
     SELECT id, until FROM seen EXCEPT SELECT id, until FROM removed
 )
