@@ -12,7 +12,7 @@ import (
 	"github.com/callq/callq/internal/handoff"
 )
 
-// Pools are the pools that attempts may be handed to. A claim reads them under a lock that all claims share.
+// Pools are the pools that attempts may be handed to. A claim counts what is open under a lock that all claims share.
 type Pools struct {
 	List     []*Pool
 	OpenFrom *int64 // the smallest batch of an open attempt; nil: there is none
