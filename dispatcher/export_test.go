@@ -76,5 +76,8 @@ func (d *Dispatcher) Freed() { d.alarm.notify(callqueue.WakeFreed) }
 // Joined tells what a worker does that comes.
 func (d *Dispatcher) Joined() { d.alarm.notify(callqueue.WakeJoined) }
 
+// StandBy has it leave to others what they do, too.
+func (d *Dispatcher) StandBy() { d.alarm.standsBy.Store(true) }
+
 // NoteHistory notes the last full minute.
 func (d *Dispatcher) NoteHistory(ctx context.Context) { d.noteHistory(ctx) }

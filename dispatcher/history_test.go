@@ -1,6 +1,7 @@
 package dispatcher_test
 
 import (
+	"context"
 	"testing"
 	"time"
 )
@@ -28,4 +29,20 @@ func TestHistoryHasWaits(t *testing.T) {
 	if s.t.Failed() {
 		t.Log(one[string](s, `SELECT string_agg(limit_name || ' ' || coalesce(next_unit::text, '-'), ', ') FROM callq.call_limit_history`))
 	}
+}
+
+// Nobody waits for a lock at the end of a minute: a dispatcher that stands by notes it later, when the one that claims has.
+func TestStandbyLeavesHistory(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.calls("default", 1)
+	r := rules(sliding("api", 1, time.Hour))
+	s.publish(r)
+	d := s.another(r)
+	s.turn(d)
+	d.StandBy()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	d.NoteHistory(ctx)
+	s.want(`SELECT count(*) = 0 FROM callq.call_meta WHERE name = 'history'`)
 }

@@ -106,9 +106,13 @@ func (d *Dispatcher) purge(ctx context.Context) {
 	}
 }
 
-// noteHistory notes the minute that has ended, unless nothing of it is kept.
+// noteHistory notes the minute that has ended, unless nothing of it is kept. A dispatcher that stands by first lets the other do so, which
+// has more to say.
 func (d *Dispatcher) noteHistory(ctx context.Context) {
 	if d.current.Load().Retention.History < 0 {
+		return
+	}
+	if d.alarm.standsBy.Load() && !pause(ctx, historyLater) {
 		return
 	}
 	d.stepping.Lock()
@@ -116,6 +120,8 @@ func (d *Dispatcher) noteHistory(ctx context.Context) {
 	d.stepping.Unlock()
 	d.logJob(ctx, "history", history.Note(ctx, d.cfg.db, d.claims.UnitWaits(), openFrom))
 }
+
+const historyLater = 5 * time.Second
 
 func (d *Dispatcher) logJob(ctx context.Context, job string, err error) {
 	if err != nil && ctx.Err() == nil {

@@ -25,12 +25,6 @@ func Note(ctx context.Context, pool schema.DB, waits map[string]time.Duration, o
 		names, ms = append(names, name), append(ms, int32(min(math.Ceil(wait.Seconds()*1000), math.MaxInt32)))
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if len(waits) == 0 {
-			var busy bool
-			if err := tx.QueryRow(ctx, busySQL).Scan(&busy); err != nil || busy {
-				return err
-			}
-		}
 		var minute time.Time
 		if err := tx.QueryRow(ctx, turnSQL).Scan(&minute); errors.Is(err, pgx.ErrNoRows) {
 			_, err = tx.Exec(ctx, longerSQL, names, ms)
@@ -58,11 +52,6 @@ const turnSQL = `
 INSERT INTO callq.call_meta AS m (name, at) VALUES ('history', date_trunc('minute', clock_timestamp()) - interval '1 minute')
 ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE m.at IS DISTINCT FROM excluded.at
 RETURNING at`
-
-// busySQL reports whether another dispatcher is noting a minute. Who has nothing to add need not wait for it.
-const busySQL = `
-SELECT EXISTS (SELECT FROM callq.call_meta WHERE name = 'history')
-    AND NOT EXISTS (SELECT FROM callq.call_meta WHERE name = 'history' FOR UPDATE SKIP LOCKED)`
 
 // longerSQL adds the waits to a minute that another dispatcher noted.
 const longerSQL = `

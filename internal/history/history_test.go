@@ -78,38 +78,6 @@ func TestNote(t *testing.T) {
 	}
 }
 
-// A dispatcher that has nothing to add to a minute does not wait for the one that notes it.
-func TestNobodyWaitsForWhoNotes(t *testing.T) {
-	t.Parallel()
-	owner := pgtest.New(t)
-	pool := pgtest.AsDaemon(t, owner)
-	exec(t, owner, `INSERT INTO call_queue (queue) VALUES ('q')`)
-	note := func() {
-		t.Helper()
-		if err := history.Note(t.Context(), pool, nil, 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	note()
-	exec(t, owner, `UPDATE callq.call_meta SET at = at - interval '1 hour' WHERE name = 'history'`)
-	exec(t, owner, `DELETE FROM callq.call_queue_history`)
-	other, err := owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Rollback(t.Context())
-	if _, err := other.Exec(t.Context(), `UPDATE callq.call_meta SET at = now() WHERE name = 'history'`); err != nil {
-		t.Fatal(err)
-	}
-	note()
-	want(t, owner, `SELECT count(*) = 0 FROM callq.call_queue_history`)
-	if err := other.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	note()
-	want(t, owner, `SELECT count(*) = 1 FROM callq.call_queue_history`)
-}
-
 // A week of ten limits and ten queues that are busy in every minute takes 20 MB at most. Here is a day of it.
 func TestSize(t *testing.T) {
 	t.Parallel()
