@@ -36,7 +36,10 @@ func (b *bench) long(ctx context.Context, out io.Writer) error {
 			if err := b.longRounds(ctx, out, empty, full); err != nil {
 				return err
 			}
-			return errors.Join(full.sayLong(ctx, out, b.ended), b.retain(ctx, out, full))
+			if err := full.sayLong(ctx, out, b.ended); err != nil {
+				return err
+			}
+			return b.retain(ctx, out, full)
 		})
 	})
 }

@@ -98,7 +98,7 @@ func TestAPIs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			serve, err := c.prepare(t) // one after the other: package managers lock
 			if errors.Is(err, packages.ErrMissing) {
-				t.Skipf("NOT RUN: %s: %.200s", c.name, strings.Join(strings.Fields(err.Error()), " "))
+				t.Skipf("NOT RUN: %s needs a package that could not be installed: %.200s", c.name, strings.Join(strings.Fields(err.Error()), " "))
 			} else if err != nil {
 				t.Fatal(err)
 			}
